@@ -1,0 +1,564 @@
+"""Level 3, movement: shared-memory rings, what is in flight, when it is complete.
+
+A *pipeline* is a ring of slots named by a symbol. One `producer` and one `consumer` region a kernel serve all pipelines:
+
+    producer:  acquire slot - copy into it - commit          consumer:  wait slot - read it - release
+
+A *cursor* (which slot, which phase) is carried through every loop; `acquire` and `wait` give a *slot* and the next cursor.
+Slots are linear: one commit or release on every path, no use after. An `outbound` pipeline has one half only: acquire, fill
+(`mma.store`), `store`, commit. `drain` ends a pipeline's level: all its tickets are done after it.
+
+`place-roles` merges or assigns the halves; `lower-transport` turns acquire/commit/wait/release into the *event* ops of the
+last section (`slot`, `cp_async`, `commit_group`, `wait_group`, `barrier`, ...), which a lowering prints one to one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar, cast
+
+from xdsl.dialects.builtin import (
+    DictionaryAttr,
+    IndexType,
+    IntegerAttr,
+    StringAttr,
+    SymbolNameConstraint,
+    SymbolRefAttr,
+    UnitAttr,
+    i1,
+    i64,
+)
+from xdsl.ir import Attribute, Dialect, Operation, ParametrizedAttribute, Region, SSAValue, TypeAttribute
+from xdsl.irdl import (
+    IRDLOperation,
+    ParamAttrConstraint,
+    ParsePropInAttrDict,
+    VarConstraint,
+    base,
+    eq,
+    irdl_attr_definition,
+    irdl_op_definition,
+    operand_def,
+    opt_operand_def,
+    opt_prop_def,
+    prop_def,
+    region_def,
+    result_def,
+    traits_def,
+    var_operand_def,
+)
+from xdsl.parser import AttrParser
+from xdsl.printer import Printer
+from xdsl.traits import NoTerminator, SymbolOpInterface
+from xdsl.utils.exceptions import VerifyException
+
+from emmy.dialects.tile import TileType, ViewType, check_box
+
+SIDES = ("fill", "read")
+
+
+def _parse_ring(parser: AttrParser) -> Sequence[Attribute]:
+    with parser.in_angle_brackets():
+        symbol = parser.parse_symbol_name()
+        parser.parse_punctuation(",")
+        side = parser.parse_identifier()
+        if side not in SIDES:
+            parser.raise_error(f"a cursor or slot is of the side fill or read, got '{side}'")
+    return (SymbolRefAttr(symbol), StringAttr(side))
+
+
+@irdl_attr_definition
+class CursorType(ParametrizedAttribute, TypeAttribute):
+    """`!async_copy.cursor<@k, fill>`: slot index and phase of the next ticket of one side of a pipeline."""
+
+    name = "async_copy.cursor"
+    pipeline: SymbolRefAttr
+    side: StringAttr
+
+    @staticmethod
+    def get(pipeline: str, side: str) -> CursorType:
+        """The cursor type of a side (`fill` or `read`) of a pipeline."""
+        return CursorType(SymbolRefAttr(pipeline), StringAttr(side))
+
+    @classmethod
+    def parse_parameters(cls, parser: AttrParser) -> Sequence[Attribute]:
+        return _parse_ring(parser)
+
+    def print_parameters(self, printer: Printer) -> None:
+        printer.print_string(f"<@{self.pipeline.root_reference.data}, {self.side.data}>")
+
+
+@irdl_attr_definition
+class SlotType(ParametrizedAttribute, TypeAttribute):
+    """`!async_copy.slot<@k, fill>`: one acquired (fill) or filled (read) slot of a pipeline; a linear value."""
+
+    name = "async_copy.slot"
+    pipeline: SymbolRefAttr
+    side: StringAttr
+
+    @staticmethod
+    def get(pipeline: str, side: str) -> SlotType:
+        """The slot type of a side (`fill` or `read`) of a pipeline."""
+        return SlotType(SymbolRefAttr(pipeline), StringAttr(side))
+
+    @classmethod
+    def parse_parameters(cls, parser: AttrParser) -> Sequence[Attribute]:
+        return _parse_ring(parser)
+
+    def print_parameters(self, printer: Printer) -> None:
+        printer.print_string(f"<@{self.pipeline.root_reference.data}, {self.side.data}>")
+
+
+def ring_name(value: SSAValue) -> str:
+    """The pipeline's symbol of a cursor or slot value."""
+    return cast(CursorType | SlotType, value.type).pipeline.root_reference.data
+
+
+@irdl_op_definition
+class PipelineOp(IRDLOperation):
+    """A ring of `stages` slots; each slot holds the fields (name -> tile type, as stored in memory).
+
+    `outbound`: results leave through it. Written by `allocate-shared`: `base` (bytes from the start of dynamic shared memory),
+    `slot_bytes`, `offsets` (of each field in a slot, bytes), `swizzles` (field -> 0, 32, 64 or 128: span of the XOR swizzle).
+    """
+
+    name = "async_copy.pipeline"
+    sym_name = prop_def(SymbolNameConstraint())
+    stages = prop_def(IntegerAttr.constr(type=eq(i64)))
+    fields = prop_def(DictionaryAttr)
+    outbound = opt_prop_def(UnitAttr)
+    base = opt_prop_def(IntegerAttr.constr(type=eq(i64)))
+    slot_bytes = opt_prop_def(IntegerAttr.constr(type=eq(i64)))
+    offsets = opt_prop_def(DictionaryAttr)
+    swizzles = opt_prop_def(DictionaryAttr)
+    traits = traits_def(SymbolOpInterface())
+    irdl_options = (ParsePropInAttrDict(),)
+    assembly_format = "$sym_name `stages` $stages $fields (`outbound` $outbound^)? attr-dict"
+
+    def __init__(self, name: str, stages: int, fields: dict[str, TileType], outbound: bool = False):
+        super().__init__(
+            properties={
+                "sym_name": StringAttr(name),
+                "stages": IntegerAttr(stages, i64),
+                "fields": DictionaryAttr(cast(dict[str, Attribute], fields)),
+                "outbound": UnitAttr() if outbound else None,
+            }
+        )
+
+    def field(self, name: str) -> TileType | None:
+        """The tile type of a field, or None."""
+        return cast(TileType | None, self.fields.data.get(name))
+
+    def verify_(self) -> None:
+        if self.stages.value.data < 1:
+            raise VerifyException(f"a pipeline has at least 1 stage, got {self.stages.value.data}")
+        if not self.fields.data:
+            raise VerifyException("a pipeline has at least one field")
+        for field, type_ in self.fields.data.items():
+            if not isinstance(type_, TileType):
+                raise VerifyException(f"field '{field}' is a tile type, got {type_}")
+
+
+def find_pipeline(op: Operation, name: str) -> PipelineOp | None:
+    """The pipeline of that name in the kernel that holds `op`, or None."""
+    parent: Operation | None = op
+    while parent is not None and parent.name != "tile.kernel":
+        parent = parent.parent_op()
+    if parent is None:
+        return None
+    for candidate in parent.regions[0].block.ops:
+        if isinstance(candidate, PipelineOp) and candidate.sym_name.data == name:
+            return candidate
+    return None
+
+
+@irdl_op_definition
+class ProducerOp(IRDLOperation):
+    """The filling half of all inbound pipelines of a kernel."""
+
+    name = "async_copy.producer"
+    body = region_def("single_block")
+    traits = traits_def(NoTerminator())
+    assembly_format = "attr-dict-with-keyword $body"
+
+    def __init__(self, body: Region):
+        super().__init__(regions=[body])
+
+
+@irdl_op_definition
+class ConsumerOp(IRDLOperation):
+    """The reading half of all pipelines of a kernel: the mathematics."""
+
+    name = "async_copy.consumer"
+    body = region_def("single_block")
+    traits = traits_def(NoTerminator())
+    assembly_format = "attr-dict-with-keyword $body"
+
+    def __init__(self, body: Region):
+        super().__init__(regions=[body])
+
+
+@irdl_op_definition
+class RoleOp(IRDLOperation):
+    """After placement: `warps` warps run this body. A unified kernel has one role. `regs`: setmaxnreg value, if any."""
+
+    name = "async_copy.role"
+    role = prop_def(StringAttr)
+    warps = prop_def(IntegerAttr.constr(type=eq(i64)))
+    regs = opt_prop_def(IntegerAttr.constr(type=eq(i64)))
+    body = region_def("single_block")
+    traits = traits_def(NoTerminator())
+    assembly_format = "$role `warps` $warps (`regs` $regs^)? attr-dict-with-keyword $body"
+
+    def __init__(self, role: str, warps: int, body: Region, regs: int | None = None):
+        super().__init__(
+            regions=[body],
+            properties={
+                "role": StringAttr(role),
+                "warps": IntegerAttr(warps, i64),
+                "regs": None if regs is None else IntegerAttr(regs, i64),
+            },
+        )
+
+
+# ---- the protocol ----------------------------------------------------------------------------------------------------
+
+
+@irdl_op_definition
+class BeginFillOp(IRDLOperation):
+    """The first cursor of the filling side. Not pure: two halves must not share one."""
+
+    PIPE: ClassVar = VarConstraint("PIPE", base(SymbolRefAttr))
+    name = "async_copy.begin_fill"
+    pipeline = prop_def(PIPE)
+    cursor = result_def(ParamAttrConstraint(CursorType, (PIPE, eq(StringAttr("fill")))))
+    assembly_format = "$pipeline attr-dict"
+
+    def __init__(self, pipeline: str):
+        super().__init__(
+            result_types=[CursorType.get(pipeline, "fill")], properties={"pipeline": SymbolRefAttr(pipeline)}
+        )
+
+
+@irdl_op_definition
+class BeginReadOp(IRDLOperation):
+    """The first cursor of the reading side."""
+
+    PIPE: ClassVar = VarConstraint("PIPE", base(SymbolRefAttr))
+    name = "async_copy.begin_read"
+    pipeline = prop_def(PIPE)
+    cursor = result_def(ParamAttrConstraint(CursorType, (PIPE, eq(StringAttr("read")))))
+    assembly_format = "$pipeline attr-dict"
+
+    def __init__(self, pipeline: str):
+        super().__init__(
+            result_types=[CursorType.get(pipeline, "read")], properties={"pipeline": SymbolRefAttr(pipeline)}
+        )
+
+
+@irdl_op_definition
+class AcquireOp(IRDLOperation):
+    """Wait until the slot at the cursor is free; it is being filled after that. With `if %p` false: no slot, same cursor."""
+
+    PIPE: ClassVar = VarConstraint("PIPE", base(SymbolRefAttr))
+    name = "async_copy.acquire"
+    pipeline = prop_def(PIPE)
+    cursor = operand_def(ParamAttrConstraint(CursorType, (PIPE, eq(StringAttr("fill")))))
+    predicate = opt_operand_def(i1)
+    slot = result_def(ParamAttrConstraint(SlotType, (PIPE, eq(StringAttr("fill")))))
+    next = result_def(ParamAttrConstraint(CursorType, (PIPE, eq(StringAttr("fill")))))
+    assembly_format = "$pipeline `[` $cursor `]` (`if` $predicate^)? attr-dict"
+
+    def __init__(self, cursor: SSAValue, predicate: SSAValue | None = None):
+        ring = ring_name(cursor)
+        super().__init__(
+            operands=[cursor, predicate],
+            result_types=[SlotType.get(ring, "fill"), cursor.type],
+            properties={"pipeline": SymbolRefAttr(ring)},
+        )
+
+
+@irdl_op_definition
+class CopyOp(IRDLOperation):
+    """Copy the box at element offsets `indices` of a view into a field of a slot being filled; beyond the bounds: zeros."""
+
+    name = "async_copy.copy"
+    view = operand_def(ViewType)
+    indices = var_operand_def(IndexType)
+    slot = operand_def(SlotType)
+    field = prop_def(StringAttr)
+    assembly_format = "$view `[` $indices `]` `->` $slot `[` $field `]` attr-dict `:` type($view) `->` type($slot)"
+
+    def __init__(self, view: SSAValue, indices: Sequence[SSAValue], slot: SSAValue, field: str):
+        super().__init__(operands=[view, indices, slot], properties={"field": StringAttr(field)})
+
+    def verify_(self) -> None:
+        check_copy(self, self.view, self.indices, self.slot, self.field.data)
+
+
+def check_copy(op: Operation, view: SSAValue, indices: Sequence[SSAValue], slot: SSAValue, field: str) -> None:
+    """A copy between a box of a view and a field of a slot: the field exists, ranks and element types agree."""
+    pipeline = find_pipeline(op, ring_name(slot))
+    if pipeline is None:
+        return
+    tile = pipeline.field(field)
+    if tile is None:
+        raise VerifyException(f"pipeline @{ring_name(slot)} has no field '{field}'")
+    check_box(cast(ViewType, view.type), len(indices), tile.get_shape(), tile.element_type)
+
+
+@irdl_op_definition
+class CommitOp(IRDLOperation):
+    """All copies into the slot have been issued: the slot is full when they have landed. Consumes the slot.
+
+    `joined`: one commit group with the next commit. With `if %p` false: an empty commit.
+    """
+
+    PIPE: ClassVar = VarConstraint("PIPE", base(SymbolRefAttr))
+    name = "async_copy.commit"
+    pipeline = prop_def(PIPE)
+    slot = operand_def(ParamAttrConstraint(SlotType, (PIPE, eq(StringAttr("fill")))))
+    predicate = opt_operand_def(i1)
+    joined = opt_prop_def(UnitAttr)
+    assembly_format = "$pipeline `,` $slot (`if` $predicate^)? (`joined` $joined^)? attr-dict"
+
+    def __init__(self, slot: SSAValue, predicate: SSAValue | None = None, joined: bool = False):
+        super().__init__(
+            operands=[slot, predicate],
+            properties={"pipeline": SymbolRefAttr(ring_name(slot)), "joined": UnitAttr() if joined else None},
+        )
+
+
+@irdl_op_definition
+class WaitOp(IRDLOperation):
+    """Wait until the slot at the cursor is full; it may be read after that."""
+
+    PIPE: ClassVar = VarConstraint("PIPE", base(SymbolRefAttr))
+    name = "async_copy.wait"
+    pipeline = prop_def(PIPE)
+    cursor = operand_def(ParamAttrConstraint(CursorType, (PIPE, eq(StringAttr("read")))))
+    slot = result_def(ParamAttrConstraint(SlotType, (PIPE, eq(StringAttr("read")))))
+    next = result_def(ParamAttrConstraint(CursorType, (PIPE, eq(StringAttr("read")))))
+    assembly_format = "$pipeline `[` $cursor `]` attr-dict"
+
+    def __init__(self, cursor: SSAValue):
+        ring = ring_name(cursor)
+        super().__init__(
+            operands=[cursor],
+            result_types=[SlotType.get(ring, "read"), cursor.type],
+            properties={"pipeline": SymbolRefAttr(ring)},
+        )
+
+
+@irdl_op_definition
+class ReleaseOp(IRDLOperation):
+    """This reader is done with the slot. Consumes the slot."""
+
+    PIPE: ClassVar = VarConstraint("PIPE", base(SymbolRefAttr))
+    name = "async_copy.release"
+    pipeline = prop_def(PIPE)
+    slot = operand_def(ParamAttrConstraint(SlotType, (PIPE, eq(StringAttr("read")))))
+    assembly_format = "$pipeline `,` $slot attr-dict"
+
+    def __init__(self, slot: SSAValue):
+        super().__init__(operands=[slot], properties={"pipeline": SymbolRefAttr(ring_name(slot))})
+
+
+@irdl_op_definition
+class StoreOp(IRDLOperation):
+    """Outbound: copy a field of a slot to the box at `indices` of a view; elements beyond the view's bounds are dropped."""
+
+    name = "async_copy.store"
+    slot = operand_def(SlotType)
+    field = prop_def(StringAttr)
+    view = operand_def(ViewType)
+    indices = var_operand_def(IndexType)
+    assembly_format = "$slot `[` $field `]` `->` $view `[` $indices `]` attr-dict `:` type($slot) `->` type($view)"
+
+    def __init__(self, slot: SSAValue, field: str, view: SSAValue, indices: Sequence[SSAValue]):
+        super().__init__(operands=[slot, view, indices], properties={"field": StringAttr(field)})
+
+    def verify_(self) -> None:
+        check_copy(self, self.view, self.indices, self.slot, self.field.data)
+
+
+@irdl_op_definition
+class DrainOp(IRDLOperation):
+    """Every ticket of the pipeline is done: nothing is in flight after it (outbound: the stores are complete)."""
+
+    name = "async_copy.drain"
+    pipeline = prop_def(SymbolRefAttr)
+    assembly_format = "$pipeline attr-dict"
+
+    def __init__(self, pipeline: str):
+        super().__init__(properties={"pipeline": SymbolRefAttr(pipeline)})
+
+
+# ---- events: what lower-transport leaves -----------------------------------------------------------------------------
+
+
+@irdl_op_definition
+class SlotOp(IRDLOperation):
+    """The slot at a cursor and the next cursor: address and phase arithmetic, no waiting. `if %p` false: cursor unchanged."""
+
+    PIPE: ClassVar = VarConstraint("PIPE", base(SymbolRefAttr))
+    SIDE: ClassVar = VarConstraint("SIDE", base(StringAttr))
+    name = "async_copy.slot"
+    pipeline = prop_def(PIPE)
+    cursor = operand_def(ParamAttrConstraint(CursorType, (PIPE, SIDE)))
+    predicate = opt_operand_def(i1)
+    slot = result_def(ParamAttrConstraint(SlotType, (PIPE, SIDE)))
+    next = result_def(ParamAttrConstraint(CursorType, (PIPE, SIDE)))
+    assembly_format = "$pipeline `[` $cursor `]` (`if` $predicate^)? attr-dict `:` type($cursor)"
+
+    def __init__(self, cursor: SSAValue, predicate: SSAValue | None = None):
+        type_ = cast(CursorType, cursor.type)
+        super().__init__(
+            operands=[cursor, predicate],
+            result_types=[SlotType(type_.pipeline, type_.side), type_],
+            properties={"pipeline": type_.pipeline},
+        )
+
+
+@irdl_op_definition
+class CpAsyncOp(IRDLOperation):
+    """Copy a box of a view into a field of a slot with `cp.async`, `bytes` at a time, shared out over the role's threads."""
+
+    name = "async_copy.cp_async"
+    view = operand_def(ViewType)
+    indices = var_operand_def(IndexType)
+    slot = operand_def(SlotType)
+    field = prop_def(StringAttr)
+    bytes = prop_def(IntegerAttr.constr(type=eq(i64)))
+    assembly_format = (
+        "$view `[` $indices `]` `->` $slot `[` $field `]` `bytes` $bytes attr-dict `:` type($view) `->` type($slot)"
+    )
+
+    def __init__(self, view: SSAValue, indices: Sequence[SSAValue], slot: SSAValue, field: str, bytes: int = 16):
+        super().__init__(
+            operands=[view, indices, slot],
+            properties={"field": StringAttr(field), "bytes": IntegerAttr(bytes, i64)},
+        )
+
+    def verify_(self) -> None:
+        if self.bytes.value.data not in (4, 8, 16):
+            raise VerifyException(f"cp.async copies 4, 8 or 16 bytes, not {self.bytes.value.data}")
+        check_copy(self, self.view, self.indices, self.slot, self.field.data)
+
+
+@irdl_op_definition
+class PlainCopyOp(IRDLOperation):
+    """The same by `ld.global` and `st.shared`, `bytes` (2, 4, 8 or 16) at a time; complete for its thread when it returns."""
+
+    name = "async_copy.plain_copy"
+    view = operand_def(ViewType)
+    indices = var_operand_def(IndexType)
+    slot = operand_def(SlotType)
+    field = prop_def(StringAttr)
+    bytes = prop_def(IntegerAttr.constr(type=eq(i64)))
+    assembly_format = (
+        "$view `[` $indices `]` `->` $slot `[` $field `]` `bytes` $bytes attr-dict `:` type($view) `->` type($slot)"
+    )
+
+    def __init__(self, view: SSAValue, indices: Sequence[SSAValue], slot: SSAValue, field: str, bytes: int = 16):
+        super().__init__(
+            operands=[view, indices, slot],
+            properties={"field": StringAttr(field), "bytes": IntegerAttr(bytes, i64)},
+        )
+
+    def verify_(self) -> None:
+        if self.bytes.value.data not in (2, 4, 8, 16):
+            raise VerifyException(f"a plain copy moves 2, 4, 8 or 16 bytes at a time, not {self.bytes.value.data}")
+        check_copy(self, self.view, self.indices, self.slot, self.field.data)
+
+
+@irdl_op_definition
+class PlainStoreOp(IRDLOperation):
+    """Outbound: a field of a slot to a box of a view by `ld.shared` and `st.global`, `bytes` at a time."""
+
+    name = "async_copy.plain_store"
+    slot = operand_def(SlotType)
+    field = prop_def(StringAttr)
+    view = operand_def(ViewType)
+    indices = var_operand_def(IndexType)
+    bytes = prop_def(IntegerAttr.constr(type=eq(i64)))
+    assembly_format = (
+        "$slot `[` $field `]` `->` $view `[` $indices `]` `bytes` $bytes attr-dict `:` type($slot) `->` type($view)"
+    )
+
+    def __init__(self, slot: SSAValue, field: str, view: SSAValue, indices: Sequence[SSAValue], bytes: int = 16):
+        super().__init__(
+            operands=[slot, view, indices],
+            properties={"field": StringAttr(field), "bytes": IntegerAttr(bytes, i64)},
+        )
+
+    def verify_(self) -> None:
+        if self.bytes.value.data not in (2, 4, 8, 16):
+            raise VerifyException(f"a plain store moves 2, 4, 8 or 16 bytes at a time, not {self.bytes.value.data}")
+        check_copy(self, self.view, self.indices, self.slot, self.field.data)
+
+
+@irdl_op_definition
+class CommitGroupOp(IRDLOperation):
+    """`cp.async.commit_group`: the thread's cp.asyncs since the last one form a group (possibly empty)."""
+
+    name = "async_copy.commit_group"
+    assembly_format = "attr-dict"
+
+    def __init__(self):
+        super().__init__()
+
+
+@irdl_op_definition
+class WaitGroupOp(IRDLOperation):
+    """`cp.async.wait_group N`: all but the thread's N youngest groups have landed."""
+
+    name = "async_copy.wait_group"
+    pending = prop_def(IntegerAttr.constr(type=eq(i64)))
+    assembly_format = "$pending attr-dict"
+
+    def __init__(self, pending: int):
+        super().__init__(properties={"pending": IntegerAttr(pending, i64)})
+
+    def verify_(self) -> None:
+        if self.pending.value.data < 0:
+            raise VerifyException(f"wait_group counts from 0, got {self.pending.value.data}")
+
+
+@irdl_op_definition
+class BarrierOp(IRDLOperation):
+    """A barrier over the warps of the role that executes it (`bar.sync`): orders its memory accesses."""
+
+    name = "async_copy.barrier"
+    assembly_format = "attr-dict"
+
+    def __init__(self):
+        super().__init__()
+
+
+AsyncCopy = Dialect(
+    "async_copy",
+    [
+        PipelineOp,
+        ProducerOp,
+        ConsumerOp,
+        RoleOp,
+        BeginFillOp,
+        BeginReadOp,
+        AcquireOp,
+        CopyOp,
+        CommitOp,
+        WaitOp,
+        ReleaseOp,
+        StoreOp,
+        DrainOp,
+        SlotOp,
+        CpAsyncOp,
+        PlainCopyOp,
+        PlainStoreOp,
+        CommitGroupOp,
+        WaitGroupOp,
+        BarrierOp,
+    ],
+    [CursorType, SlotType],
+)

@@ -1,0 +1,103 @@
+"""Attributes and checks that several dialects share: the elementwise functions' names, reductions, symbolic shapes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from xdsl.dialects.builtin import DYNAMIC_INDEX, ArrayAttr, IntAttr
+from xdsl.ir import EnumAttribute, SpacedOpaqueSyntaxAttribute
+from xdsl.irdl import irdl_attr_definition
+from xdsl.parser import AttrParser
+from xdsl.printer import Printer
+from xdsl.utils.exceptions import VerifyException
+from xdsl.utils.str_enum import StrEnum
+
+from emmy.elementwise import ELEMENTWISE
+
+DYNAMIC = DYNAMIC_INDEX
+"""How a dimension or stride that is known at run time only is stored; it prints as `?`."""
+
+
+class MapKind(StrEnum):
+    """The elementwise functions; their meaning is `emmy.elementwise.ELEMENTWISE`."""
+
+    ADD = "add"
+    SUB = "sub"
+    MUL = "mul"
+    DIV = "div"
+    MAX = "max"
+    MIN = "min"
+    NEG = "neg"
+    ABS = "abs"
+    EXP = "exp"
+    EXP2 = "exp2"
+    RCP = "rcp"
+    SQRT = "sqrt"
+    RSQRT = "rsqrt"
+    TANH = "tanh"
+    RELU = "relu"
+    SILU = "silu"
+    GELU_TANH = "gelu_tanh"
+    FMA = "fma"
+    GE = "ge"
+    LT = "lt"
+    SELECT = "select"
+
+
+@irdl_attr_definition
+class MapKindAttr(EnumAttribute[MapKind], SpacedOpaqueSyntaxAttribute):
+    """Which elementwise function a `map` applies."""
+
+    name = "tensor_op.map_kind"
+
+
+class ReduceKind(StrEnum):
+    """The reductions along one axis."""
+
+    SUM = "sum"
+    MAX = "max"
+
+
+@irdl_attr_definition
+class ReduceKindAttr(EnumAttribute[ReduceKind], SpacedOpaqueSyntaxAttribute):
+    """Which reduction a `reduce` applies."""
+
+    name = "tensor_op.reduce_kind"
+
+
+def check_map(kind: MapKindAttr, shapes: Sequence[Sequence[int]], result: Sequence[int]) -> None:
+    """Check operand count and NumPy broadcasting of a `map`. Raises VerifyException."""
+    name = kind.data.value
+    arity = ELEMENTWISE[name].arity
+    if len(shapes) != arity:
+        raise VerifyException(f"map {name} takes {arity} operand(s), got {len(shapes)}")
+    for shape in shapes:
+        padded = [1] * (len(result) - len(shape)) + list(shape)
+        if len(shape) > len(result) or any(s not in (1, r) for s, r in zip(padded, result, strict=True)):
+            raise VerifyException(f"operand of shape {shape_text(shape)} does not broadcast to {shape_text(result)}")
+
+
+def shape_text(shape: Sequence[int]) -> str:
+    """`128x?x64` for (128, DYNAMIC, 64)."""
+    return "x".join("?" if s == DYNAMIC else str(s) for s in shape)
+
+
+def int_array(values: Sequence[int]) -> ArrayAttr[IntAttr]:
+    """An ArrayAttr of IntAttr from Python integers."""
+    return ArrayAttr([IntAttr(v) for v in values])
+
+
+def parse_int_list(parser: AttrParser) -> list[int]:
+    """Parse `[1, ?, 3]`; `?` is DYNAMIC."""
+
+    def one() -> int:
+        if parser.parse_optional_punctuation("?") is not None:
+            return DYNAMIC
+        return parser.parse_integer(allow_boolean=False, allow_negative=False)
+
+    return list(parser.parse_comma_separated_list(parser.Delimiter.SQUARE, one))
+
+
+def print_int_list(printer: Printer, values: Sequence[int]) -> None:
+    """Print `[1, ?, 3]`."""
+    printer.print_string("[" + ", ".join("?" if v == DYNAMIC else str(v) for v in values) + "]")

@@ -1,0 +1,432 @@
+"""Level 3, mathematics: fragments and tensor-core atoms.
+
+A *fragment* is a tile of one warp, held in the registers of its lanes, as one SSA value. Its type says the logical shape, the
+element type, the *place* (operand `a`: M x K; operand `b`: N x K; accumulator `c`: M x N) and the atom whose register layout
+it has (`emmy.atoms`). The order of ops here is the order of the PTX.
+
+    %wm = mma.warp 0 of [2, 4]
+    %fa = mma.load %s["a"][%row, %k] : !async_copy.slot<@ab, read> -> !mma.fragment<64x16xf16, a, m16n8k16>
+    %fb = mma.load %s["b"][%col, %k] : !async_copy.slot<@ab, read> -> !mma.fragment<64x16xf16, b, m16n8k16>
+    %d  = mma.mma %fa, %fb, %c : (...) -> !mma.fragment<64x64xf32, c, m16n8k16>
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar, cast
+
+from xdsl.dialects.builtin import (
+    AnyFloat,
+    ArrayAttr,
+    DenseArrayBase,
+    FloatAttr,
+    IndexType,
+    IntAttr,
+    IntegerAttr,
+    StringAttr,
+    UnitAttr,
+    i64,
+)
+from xdsl.ir import Attribute, Dialect, ParametrizedAttribute, SSAValue, TypeAttribute
+from xdsl.irdl import (
+    AnyAttr,
+    IRDLOperation,
+    VarConstraint,
+    base,
+    eq,
+    irdl_attr_definition,
+    irdl_op_definition,
+    operand_def,
+    opt_prop_def,
+    prop_def,
+    result_def,
+    traits_def,
+    var_operand_def,
+)
+from xdsl.parser import AttrParser
+from xdsl.printer import Printer
+from xdsl.traits import MemoryReadEffect, MemoryWriteEffect, Pure
+from xdsl.utils.exceptions import VerifyException
+
+from emmy.dialects.async_copy import SlotType, find_pipeline, ring_name
+from emmy.dialects.common import MapKindAttr, ReduceKindAttr, check_map, int_array, shape_text
+from emmy.dialects.tensor_op import AccumulateAttr, check_accumulate, check_matmul_types
+from emmy.dialects.tile import TileType, ViewType, check_box
+
+PLACES = ("a", "b", "c")
+Index = IndexType()
+
+
+@irdl_attr_definition
+class FragmentType(ParametrizedAttribute, TypeAttribute):
+    """`!mma.fragment<64x16xf16, a, m16n8k16>`: a warp's tile in registers, in the layout of an atom's operand."""
+
+    name = "mma.fragment"
+    shape: ArrayAttr[IntAttr]
+    element_type: Attribute
+    place: StringAttr
+    atom: StringAttr
+
+    @staticmethod
+    def get(shape: Sequence[int], element_type: Attribute, place: str, atom: str) -> FragmentType:
+        """The type from plain values; `place` is a, b or c."""
+        return FragmentType(int_array(shape), element_type, StringAttr(place), StringAttr(atom))
+
+    def get_shape(self) -> tuple[int, ...]:
+        """(rows, columns) as the place defines them: a M x K, b N x K, c M x N."""
+        return tuple(s.data for s in self.shape)
+
+    def verify(self) -> None:
+        if len(self.shape.data) != 2 or any(s < 1 for s in self.get_shape()):
+            raise VerifyException(f"a fragment has two positive sizes, got {shape_text(self.get_shape())}")
+        if self.place.data not in PLACES:
+            raise VerifyException(f"a fragment's place is one of {', '.join(PLACES)}, got '{self.place.data}'")
+
+    @classmethod
+    def parse_parameters(cls, parser: AttrParser) -> Sequence[Attribute]:
+        with parser.in_angle_brackets():
+            shape, element = parser.parse_ranked_shape()
+            parser.parse_punctuation(",")
+            place = parser.parse_identifier()
+            parser.parse_punctuation(",")
+            atom = parser.parse_identifier()
+        return (int_array(shape), element, StringAttr(place), StringAttr(atom))
+
+    def print_parameters(self, printer: Printer) -> None:
+        with printer.in_angle_brackets():
+            printer.print_string(shape_text(self.get_shape()) + "x")
+            printer.print_attribute(self.element_type)
+            printer.print_string(f", {self.place.data}, {self.atom.data}")
+
+
+@irdl_op_definition
+class WarpOp(IRDLOperation):
+    """This warp's coordinate along `axis` of a row-major warp grid `of` its role, from 0."""
+
+    name = "mma.warp"
+    axis = prop_def(IntegerAttr.constr(type=eq(i64)))
+    grid = prop_def(DenseArrayBase.constr(i64))
+    result = result_def(IndexType)
+    traits = traits_def(Pure())
+    assembly_format = "$axis `of` $grid attr-dict"
+
+    def __init__(self, axis: int, grid: Sequence[int]):
+        super().__init__(
+            result_types=[Index],
+            properties={"axis": IntegerAttr(axis, i64), "grid": DenseArrayBase.from_list(i64, list(grid))},
+        )
+
+    def get_grid(self) -> tuple[int, ...]:
+        """Warps along each axis."""
+        return tuple(int(g) for g in self.grid.get_values())
+
+    def verify_(self) -> None:
+        if not 0 <= self.axis.value.data < len(self.get_grid()):
+            raise VerifyException(f"axis {self.axis.value.data} of a warp grid of rank {len(self.get_grid())}")
+
+
+@irdl_op_definition
+class LoadOp(IRDLOperation):
+    """A fragment from a field of a slot; `indices`: element offset in the field as stored. `transposed`: the field is stored
+    columns x rows relative to the fragment. PTX: ldmatrix (with .trans where `transposed` asks for it)."""
+
+    name = "mma.load"
+    slot = operand_def(SlotType)
+    field = prop_def(StringAttr)
+    indices = var_operand_def(IndexType)
+    transposed = opt_prop_def(UnitAttr)
+    result = result_def(FragmentType)
+    traits = traits_def(MemoryReadEffect())
+    assembly_format = "$slot `[` $field `]` `[` $indices `]` (`transposed` $transposed^)? attr-dict `:` type($slot) `->` type($result)"
+
+    def __init__(
+        self,
+        slot: SSAValue,
+        field: str,
+        indices: Sequence[SSAValue],
+        result_type: FragmentType,
+        transposed: bool = False,
+    ):
+        super().__init__(
+            operands=[slot, indices],
+            result_types=[result_type],
+            properties={"field": StringAttr(field), "transposed": UnitAttr() if transposed else None},
+        )
+
+    def verify_(self) -> None:
+        check_field(self, self.slot, self.field.data, len(self.indices), cast(FragmentType, self.result.type))
+
+
+def check_field(op: IRDLOperation, slot: SSAValue, field: str, indices: int, fragment: FragmentType) -> None:
+    """A fragment read from or written to a field of a slot: the field exists, rank 2, one element type."""
+    pipeline = find_pipeline(op, ring_name(slot))
+    if pipeline is None:
+        return
+    tile: TileType | None = pipeline.field(field)
+    if tile is None:
+        raise VerifyException(f"pipeline @{ring_name(slot)} has no field '{field}'")
+    if len(tile.get_shape()) != indices:
+        raise VerifyException(f"field '{field}' has rank {len(tile.get_shape())}, got {indices} offset(s)")
+    if tile.element_type != fragment.element_type:
+        raise VerifyException(f"field '{field}' holds {tile.element_type}, the fragment {fragment.element_type}")
+
+
+@irdl_op_definition
+class StoreOp(IRDLOperation):
+    """Write a fragment into a field of an outbound slot at element offset `indices`. PTX: stmatrix or st.shared."""
+
+    name = "mma.store"
+    value = operand_def(FragmentType)
+    slot = operand_def(SlotType)
+    field = prop_def(StringAttr)
+    indices = var_operand_def(IndexType)
+    traits = traits_def(MemoryWriteEffect())
+    assembly_format = "$value `->` $slot `[` $field `]` `[` $indices `]` attr-dict `:` type($value) `->` type($slot)"
+
+    def __init__(self, value: SSAValue, slot: SSAValue, field: str, indices: Sequence[SSAValue]):
+        super().__init__(operands=[value, slot, indices], properties={"field": StringAttr(field)})
+
+    def verify_(self) -> None:
+        check_field(self, self.slot, self.field.data, len(self.indices), cast(FragmentType, self.value.type))
+
+
+@irdl_op_definition
+class StoreGlobalOp(IRDLOperation):
+    """Write a fragment straight to a view at element offsets `indices`; elements beyond the bounds are dropped."""
+
+    name = "mma.store_global"
+    value = operand_def(FragmentType)
+    view = operand_def(ViewType)
+    indices = var_operand_def(IndexType)
+    traits = traits_def(MemoryWriteEffect())
+    assembly_format = "$value `->` $view `[` $indices `]` attr-dict `:` type($value) `->` type($view)"
+
+    def __init__(self, value: SSAValue, view: SSAValue, indices: Sequence[SSAValue]):
+        super().__init__(operands=[value, view, indices])
+
+    def verify_(self) -> None:
+        fragment = cast(FragmentType, self.value.type)
+        check_box(cast(ViewType, self.view.type), len(self.indices), fragment.get_shape(), fragment.element_type)
+
+
+@irdl_op_definition
+class FillOp(IRDLOperation):
+    """A fragment whose elements all have one value."""
+
+    name = "mma.fill"
+    value = prop_def(FloatAttr)
+    result = result_def(FragmentType)
+    traits = traits_def(Pure())
+    assembly_format = "$value attr-dict `:` type($result)"
+
+    def __init__(self, value: FloatAttr[AnyFloat], result_type: FragmentType):
+        super().__init__(result_types=[result_type], properties={"value": value})
+
+
+@irdl_op_definition
+class MmaOp(IRDLOperation):
+    """`c` + A * B^T of the logical operands: a is M x K, b is N x K, c is M x N. Sums in c's element type.
+
+    `accumulate` is the policy still to be applied by `split-accumulation`; without it the op means what its types say.
+    PTX: one `mma.sync` for each atom, K outermost, then rows, columns serpentine.
+    """
+
+    ACC: ClassVar = VarConstraint("ACC", base(FragmentType))
+    name = "mma.mma"
+    a = operand_def(FragmentType)
+    b = operand_def(FragmentType)
+    c = operand_def(ACC)
+    accumulate = opt_prop_def(AccumulateAttr)
+    result = result_def(ACC)
+    traits = traits_def(Pure())
+    assembly_format = "$a `,` $b `,` $c (`accumulate` `` $accumulate^)? attr-dict `:` `(` type($a) `,` type($b) `)` `->` type($result)"
+
+    def __init__(self, a: SSAValue, b: SSAValue, c: SSAValue, accumulate: AccumulateAttr | None = None):
+        super().__init__(operands=[a, b, c], result_types=[c.type], properties={"accumulate": accumulate})
+
+    def verify_(self) -> None:
+        a, b, c = (cast(FragmentType, v.type) for v in (self.a, self.b, self.c))
+        for fragment, place in ((a, "a"), (b, "b"), (c, "c")):
+            if fragment.place.data != place:
+                raise VerifyException(
+                    f"operand {place} of mma is a fragment of place {place}, got {fragment.place.data}"
+                )
+        if a.get_shape()[1] != b.get_shape()[1]:
+            raise VerifyException(f"mma contracts K = {a.get_shape()[1]} of a with K = {b.get_shape()[1]} of b")
+        if c.get_shape() != (a.get_shape()[0], b.get_shape()[0]):
+            raise VerifyException(
+                f"mma of these operands gives {shape_text((a.get_shape()[0], b.get_shape()[0]))}, "
+                f"not {shape_text(c.get_shape())}"
+            )
+        if not a.atom == b.atom == c.atom:
+            raise VerifyException("mma wants fragments of one atom")
+        check_matmul_types(a.element_type, b.element_type, c.element_type)
+        check_accumulate(self.accumulate, a.element_type)
+
+
+@irdl_op_definition
+class PromoteOp(IRDLOperation):
+    """`acc` (f32) + `partial` (f16), elementwise: ends a partial sum of the hybrid policy."""
+
+    ACC: ClassVar = VarConstraint("ACC", base(FragmentType))
+    name = "mma.promote"
+    partial = operand_def(FragmentType)
+    acc = operand_def(ACC)
+    result = result_def(ACC)
+    traits = traits_def(Pure())
+    assembly_format = "$partial `into` $acc attr-dict `:` type($partial) `->` type($result)"
+
+    def __init__(self, partial: SSAValue, acc: SSAValue):
+        super().__init__(operands=[partial, acc], result_types=[acc.type])
+
+
+@irdl_op_definition
+class MapOp(IRDLOperation):
+    """An elementwise function of fragments in one layout; sizes of 1 broadcast, scalars (f32) stand for whole fragments."""
+
+    name = "mma.map"
+    kind = prop_def(MapKindAttr)
+    args = var_operand_def(AnyAttr())
+    result = result_def(FragmentType)
+    traits = traits_def(Pure())
+    assembly_format = "$kind $args attr-dict `:` functional-type($args, $result)"
+
+    def __init__(self, kind: MapKindAttr, args: Sequence[SSAValue], result_type: Attribute):
+        super().__init__(operands=[args], result_types=[result_type], properties={"kind": kind})
+
+    def verify_(self) -> None:
+        shapes = [a.type.get_shape() if isinstance(a.type, FragmentType) else () for a in self.args]
+        check_map(self.kind, shapes, cast(FragmentType, self.result.type).get_shape())
+
+
+@irdl_op_definition
+class ReduceOp(IRDLOperation):
+    """Reduce the columns (axis 1) of a c fragment to R x 1, held by all lanes of a row (shuffles within four lanes)."""
+
+    name = "mma.reduce"
+    kind = prop_def(ReduceKindAttr)
+    arg = operand_def(FragmentType)
+    result = result_def(FragmentType)
+    traits = traits_def(Pure())
+    assembly_format = "$kind $arg attr-dict `:` type($arg) `->` type($result)"
+
+    def __init__(self, kind: ReduceKindAttr, arg: SSAValue):
+        source = cast(FragmentType, arg.type)
+        shape = (source.get_shape()[0], 1)
+        result = FragmentType.get(shape, source.element_type, source.place.data, source.atom.data)
+        super().__init__(operands=[arg], result_types=[result], properties={"kind": kind})
+
+    def verify_(self) -> None:
+        source, result = cast(FragmentType, self.arg.type), cast(FragmentType, self.result.type)
+        if source.place.data != "c" or result.get_shape() != (source.get_shape()[0], 1):
+            raise VerifyException("reduce takes a c fragment of R x C to R x 1")
+
+
+@irdl_op_definition
+class ConvertOp(IRDLOperation):
+    """The same matrix with another element type (rounded to nearest even) and / or another place or atom.
+
+    Free where the register layouts are equal (an f16 accumulator as the next a operand).
+    """
+
+    name = "mma.convert"
+    arg = operand_def(FragmentType)
+    result = result_def(FragmentType)
+    traits = traits_def(Pure())
+    assembly_format = "$arg attr-dict `:` type($arg) `to` type($result)"
+
+    def __init__(self, arg: SSAValue, result_type: FragmentType):
+        super().__init__(operands=[arg], result_types=[result_type])
+
+    def verify_(self) -> None:
+        if cast(FragmentType, self.arg.type).get_shape() != cast(FragmentType, self.result.type).get_shape():
+            raise VerifyException("convert keeps the shape")
+
+
+@irdl_op_definition
+class CoordOp(IRDLOperation):
+    """Element (i, j) of the result (i32) is `base` plus its coordinate along `axis`: feeds masks."""
+
+    name = "mma.coord"
+    axis = prop_def(IntegerAttr.constr(type=eq(i64)))
+    base = operand_def(IndexType)
+    result = result_def(FragmentType)
+    traits = traits_def(Pure())
+    assembly_format = "$axis `from` $base attr-dict `:` type($result)"
+
+    def __init__(self, axis: int, base: SSAValue, result_type: FragmentType):
+        super().__init__(operands=[base], result_types=[result_type], properties={"axis": IntegerAttr(axis, i64)})
+
+
+@irdl_op_definition
+class SliceOp(IRDLOperation):
+    """The part of a fragment that begins at (row, column) `at`; sizes from the result type. Atom-aligned: no instruction."""
+
+    name = "mma.slice"
+    arg = operand_def(FragmentType)
+    at = prop_def(DenseArrayBase.constr(i64))
+    result = result_def(FragmentType)
+    traits = traits_def(Pure())
+    assembly_format = "$arg `at` $at attr-dict `:` type($arg) `->` type($result)"
+
+    def __init__(self, arg: SSAValue, at: Sequence[int], result_type: FragmentType):
+        super().__init__(
+            operands=[arg], result_types=[result_type], properties={"at": DenseArrayBase.from_list(i64, list(at))}
+        )
+
+    def verify_(self) -> None:
+        source, result = cast(FragmentType, self.arg.type), cast(FragmentType, self.result.type)
+        at = tuple(int(v) for v in self.at.get_values())
+        if len(at) != 2 or any(
+            a < 0 or a + r > s for a, r, s in zip(at, result.get_shape(), source.get_shape(), strict=True)
+        ):
+            raise VerifyException(
+                f"slice of {shape_text(result.get_shape())} at {list(at)} leaves {shape_text(source.get_shape())}"
+            )
+        if (source.element_type, source.place, source.atom) != (result.element_type, result.place, result.atom):
+            raise VerifyException("slice keeps element type, place and atom")
+
+
+@irdl_op_definition
+class JoinOp(IRDLOperation):
+    """Fragments side by side along `axis` (0 rows, 1 columns) as one; atom-aligned: no instruction."""
+
+    name = "mma.join"
+    args = var_operand_def(FragmentType)
+    axis = prop_def(IntegerAttr.constr(type=eq(i64)))
+    result = result_def(FragmentType)
+    traits = traits_def(Pure())
+    assembly_format = "$args `axis` $axis attr-dict `:` type($args) `->` type($result)"
+
+    def __init__(self, args: Sequence[SSAValue], axis: int, result_type: FragmentType):
+        super().__init__(operands=[args], result_types=[result_type], properties={"axis": IntegerAttr(axis, i64)})
+
+    def verify_(self) -> None:
+        axis, result = self.axis.value.data, cast(FragmentType, self.result.type)
+        shapes = [cast(FragmentType, a.type).get_shape() for a in self.args]
+        if axis not in (0, 1) or not shapes:
+            raise VerifyException("join takes at least one fragment along axis 0 or 1")
+        total = [s[axis] for s in shapes]
+        if sum(total) != result.get_shape()[axis] or any(s[1 - axis] != result.get_shape()[1 - axis] for s in shapes):
+            raise VerifyException(f"join of these fragments along axis {axis} does not give {result}")
+
+
+Mma = Dialect(
+    "mma",
+    [
+        WarpOp,
+        LoadOp,
+        StoreOp,
+        StoreGlobalOp,
+        FillOp,
+        MmaOp,
+        PromoteOp,
+        MapOp,
+        ReduceOp,
+        ConvertOp,
+        CoordOp,
+        SliceOp,
+        JoinOp,
+    ],
+    [FragmentType],
+)

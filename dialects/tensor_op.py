@@ -1,0 +1,216 @@
+"""Level 1: whole tensors, pure values, in a `func.func`. No tiles, no threads, no targets.
+
+func.func @q_proj(%x: tensor<?x3840xf16>, %w: tensor<4096x3840xf16>) -> tensor<?x4096xf16> {
+  %y = tensor_op.matmul %x, %w transpose_b accumulate<f32>
+     : (tensor<?x3840xf16>, tensor<4096x3840xf16>) -> tensor<?x4096xf16>
+  func.return %y : tensor<?x4096xf16>
+}
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from xdsl.dialects.builtin import AnyFloat, BFloat16Type, Float16Type, IntAttr, StringAttr, TensorType, UnitAttr
+from xdsl.ir import Attribute, Dialect, ParametrizedAttribute, SSAValue
+from xdsl.irdl import (
+    IRDLOperation,
+    irdl_attr_definition,
+    irdl_op_definition,
+    operand_def,
+    opt_prop_def,
+    prop_def,
+    result_def,
+    traits_def,
+    var_operand_def,
+)
+from xdsl.parser import AttrParser
+from xdsl.printer import Printer
+from xdsl.traits import Pure
+from xdsl.utils.exceptions import VerifyException
+
+from emmy.dialects.common import DYNAMIC, MapKindAttr, ReduceKindAttr, check_map, shape_text
+
+POLICIES = ("f32", "f16", "hybrid")
+OVERFLOW = ("propagate", "redo")
+DEFAULT_MAX_K = 64
+
+
+@irdl_attr_definition
+class AccumulateAttr(ParametrizedAttribute):
+    """The accumulation policy of a contraction: part of its meaning.
+
+    `f32`: every partial sum is f32. `f16`: every partial sum is f16. `hybrid`: at most `max_k` contraction elements are
+    summed in f16 before the partial is added into an f32 sum. `overflow`: whether an output tile whose sum is not finite is
+    computed again in f32 (`redo`) or passed on (`propagate`).
+    """
+
+    name = "tensor_op.accumulate"
+    policy: StringAttr
+    max_k: IntAttr
+    overflow: StringAttr
+
+    @staticmethod
+    def get(policy: str = "f32", max_k: int | None = None, overflow: str = "propagate") -> AccumulateAttr:
+        """The attribute from plain values; `max_k` (elements of the contraction) defaults to 64 for hybrid, else 0."""
+        default = DEFAULT_MAX_K if policy == "hybrid" else 0
+        return AccumulateAttr(StringAttr(policy), IntAttr(default if max_k is None else max_k), StringAttr(overflow))
+
+    def verify(self) -> None:
+        if self.policy.data not in POLICIES:
+            raise VerifyException(f"accumulate is one of {', '.join(POLICIES)}, got '{self.policy.data}'")
+        if self.overflow.data not in OVERFLOW:
+            raise VerifyException(f"overflow is one of {', '.join(OVERFLOW)}, got '{self.overflow.data}'")
+        if self.policy.data == "hybrid" and (self.max_k.data < 16 or self.max_k.data % 16):
+            raise VerifyException(f"max_k is a positive multiple of 16 (one k-step), got {self.max_k.data}")
+        if self.policy.data != "hybrid" and self.max_k.data:
+            raise VerifyException("max_k belongs to the hybrid policy only")
+
+    @classmethod
+    def parse_parameters(cls, parser: AttrParser) -> Sequence[Attribute]:
+        with parser.in_angle_brackets():
+            policy = parser.parse_identifier()
+            max_k, overflow = (DEFAULT_MAX_K if policy == "hybrid" else 0), "propagate"
+            while parser.parse_optional_punctuation(",") is not None:
+                key = parser.parse_identifier()
+                parser.parse_punctuation("=")
+                if key == "max_k":
+                    max_k = parser.parse_integer(allow_boolean=False, allow_negative=False)
+                elif key == "overflow":
+                    overflow = parser.parse_identifier()
+                else:
+                    parser.raise_error(f"accumulate has no field '{key}'; its fields are max_k and overflow")
+        return (StringAttr(policy), IntAttr(max_k), StringAttr(overflow))
+
+    def print_parameters(self, printer: Printer) -> None:
+        text = self.policy.data
+        if self.policy.data == "hybrid":
+            text += f", max_k = {self.max_k.data}"
+        if self.overflow.data != "propagate":
+            text += f", overflow = {self.overflow.data}"
+        printer.print_string(f"<{text}>")
+
+
+def check_accumulate(policy: AccumulateAttr | None, operand: Attribute) -> None:
+    """bf16 tensor-core products have no f16 accumulator: a policy that needs one wants f16 operands."""
+    if policy is not None and policy.policy.data != "f32" and not isinstance(operand, Float16Type):
+        raise VerifyException(f"accumulate<{policy.policy.data}> needs f16 operands, got {operand}")
+
+
+def contraction(a: Sequence[int], b: Sequence[int], transpose_a: bool, transpose_b: bool) -> tuple[int, int, int, int]:
+    """(M, N, K of a, K of b) of the two trailing dimensions; DYNAMIC where unknown."""
+    m, ka = (a[-1], a[-2]) if transpose_a else (a[-2], a[-1])
+    n, kb = (b[-2], b[-1]) if transpose_b else (b[-1], b[-2])
+    return m, n, ka, kb
+
+
+@irdl_op_definition
+class MatmulOp(IRDLOperation):
+    """C[.., M, N] = A[.., M, K] * B[.., K, N]; `transpose_a`: A is stored [.., K, M]; `transpose_b`: B is stored [.., N, K].
+
+    Operands f16 or bf16 of one type; the result is that type or f32. Leading batch dimensions are equal on all three.
+    Without `accumulate` the policy is the module's, else f32.
+    """
+
+    name = "tensor_op.matmul"
+    a = operand_def(TensorType)
+    b = operand_def(TensorType)
+    result = result_def(TensorType)
+    transpose_a = opt_prop_def(UnitAttr)
+    transpose_b = opt_prop_def(UnitAttr)
+    accumulate = opt_prop_def(AccumulateAttr)
+    traits = traits_def(Pure())
+    assembly_format = (
+        "$a `,` $b (`transpose_a` $transpose_a^)? (`transpose_b` $transpose_b^)? (`accumulate` `` $accumulate^)? attr-dict "
+        "`:` functional-type(operands, results)"
+    )
+
+    def __init__(
+        self,
+        a: SSAValue,
+        b: SSAValue,
+        result_type: TensorType,
+        transpose_a: bool = False,
+        transpose_b: bool = False,
+        accumulate: AccumulateAttr | None = None,
+    ):
+        flags = {"transpose_a": UnitAttr() if transpose_a else None, "transpose_b": UnitAttr() if transpose_b else None}
+        super().__init__(operands=[a, b], result_types=[result_type], properties={**flags, "accumulate": accumulate})
+
+    def verify_(self) -> None:
+        a, b, c = (v.type for v in (self.a, self.b, self.result))
+        assert isinstance(a, TensorType) and isinstance(b, TensorType) and isinstance(c, TensorType)
+        shapes = [t.get_shape() for t in (a, b, c)]
+        if len({len(s) for s in shapes}) != 1 or len(shapes[0]) < 2:
+            raise VerifyException(
+                "matmul wants operands and result of one rank, at least 2; got "
+                + ", ".join(shape_text(s) for s in shapes)
+            )
+        m, n, ka, kb = contraction(shapes[0], shapes[1], self.transpose_a is not None, self.transpose_b is not None)
+        if DYNAMIC not in (ka, kb) and ka != kb:
+            raise VerifyException(f"matmul contracts K = {ka} of A with K = {kb} of B; they must be equal")
+        batch_a, batch_b, batch_c = (tuple(s[:-2]) for s in shapes)
+        if batch_a != batch_b or batch_a != batch_c:
+            raise VerifyException("matmul wants equal leading (batch) dimensions on both operands and the result")
+        if tuple(shapes[2][-2:]) != (m, n):
+            raise VerifyException(
+                f"matmul of these operands gives {shape_text((m, n))}, not {shape_text(shapes[2][-2:])}"
+            )
+        check_matmul_types(a.element_type, b.element_type, c.element_type)
+        check_accumulate(self.accumulate, a.element_type)
+
+
+def check_matmul_types(a: Attribute, b: Attribute, c: Attribute) -> None:
+    """The element types of a contraction: f16 or bf16 operands of one type, a result of that type or f32."""
+    if not isinstance(a, Float16Type | BFloat16Type):
+        raise VerifyException(f"matmul operands are f16 or bf16, got {a}")
+    if a != b:
+        raise VerifyException(f"matmul operands have one element type, got {a} and {b}")
+    if c != a and str(c) != "f32":
+        raise VerifyException(f"matmul of {a} gives {a} or f32, got {c}")
+
+
+@irdl_op_definition
+class MapOp(IRDLOperation):
+    """An elementwise function of tensors; sizes of 1 and missing leading dimensions broadcast."""
+
+    name = "tensor_op.map"
+    kind = prop_def(MapKindAttr)
+    args = var_operand_def(TensorType)
+    result = result_def(TensorType)
+    traits = traits_def(Pure())
+    assembly_format = "$kind $args attr-dict `:` functional-type($args, $result)"
+
+    def __init__(self, kind: MapKindAttr, args: Sequence[SSAValue], result_type: Attribute):
+        super().__init__(operands=[args], result_types=[result_type], properties={"kind": kind})
+
+    def verify_(self) -> None:
+        result = self.result.type
+        assert isinstance(result, TensorType)
+        shapes = [a.type.get_shape() for a in self.args if isinstance(a.type, TensorType)]
+        check_map(self.kind, shapes, result.get_shape())
+
+
+@irdl_op_definition
+class CastOp(IRDLOperation):
+    """Round every element to another float type (nearest, ties to even)."""
+
+    name = "tensor_op.cast"
+    arg = operand_def(TensorType)
+    result = result_def(TensorType)
+    traits = traits_def(Pure())
+    assembly_format = "$arg attr-dict `:` type($arg) `to` type($result)"
+
+    def __init__(self, arg: SSAValue, result_type: Attribute):
+        super().__init__(operands=[arg], result_types=[result_type])
+
+    def verify_(self) -> None:
+        a, r = self.arg.type, self.result.type
+        assert isinstance(a, TensorType) and isinstance(r, TensorType)
+        if a.get_shape() != r.get_shape():
+            raise VerifyException("cast keeps the shape")
+        if not isinstance(r.element_type, AnyFloat) or not isinstance(a.element_type, AnyFloat):
+            raise VerifyException("cast converts between float types")
+
+
+TensorOp: Dialect = Dialect("tensor_op", [MatmulOp, MapOp, CastOp], [AccumulateAttr, MapKindAttr, ReduceKindAttr])

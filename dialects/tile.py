@@ -1,0 +1,651 @@
+"""Level 2: the work of one CTA over tiles, and the host's launch plan. No threads, no barriers, no transports.
+
+A kernel reads like the algorithm on a whiteboard:
+
+    tile.kernel @matmul(%a: !tile.view<512x3840xf16>, %b: !tile.view<4096x3840xf16>, %c: !tile.view<512x4096xf16>)
+        schedule <block = [128, 256, 64], warps = [2, 4]> {
+      %M = arith.constant 512 : index ...
+      %m, %n = tile.grid [%M by 128, %N by 256] raster 8        // element offsets of this CTA's tile
+      %zero = tile.fill 0.0 : !tile.tile<128x256xf32>
+      %acc = scf.for %k = %c0 to %K step %c64 iter_args(%s = %zero) -> (!tile.tile<128x256xf32>) {
+        %x = tile.load %a[%m, %k] : !tile.view<512x3840xf16> -> !tile.tile<128x64xf16>
+        %y = tile.load %b[%n, %k] : !tile.view<4096x3840xf16> -> !tile.tile<256x64xf16>
+        %d = tile.dot %x, %y into %s transpose_b : (...) -> !tile.tile<128x256xf32>
+        scf.yield %d : !tile.tile<128x256xf32>
+      }
+      %out = tile.cast %acc : !tile.tile<128x256xf32> to !tile.tile<128x256xf16>
+      tile.store %out, %c[%m, %n] : !tile.tile<128x256xf16>, !tile.view<512x4096xf16>
+    }
+
+Edges need no code: a load beyond a view's bounds gives zeros, a store beyond them is dropped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import cast
+
+from xdsl.dialects.builtin import (
+    AnyFloat,
+    ArrayAttr,
+    DenseArrayBase,
+    FloatAttr,
+    FunctionType,
+    IndexType,
+    IntAttr,
+    IntegerAttr,
+    NoneAttr,
+    StringAttr,
+    SymbolNameConstraint,
+    SymbolRefAttr,
+    TensorType,
+    UnitAttr,
+    i64,
+)
+from xdsl.ir import Attribute, Block, Dialect, Operation, ParametrizedAttribute, Region, SSAValue, TypeAttribute
+from xdsl.irdl import (
+    AnyAttr,
+    IRDLOperation,
+    irdl_attr_definition,
+    irdl_op_definition,
+    operand_def,
+    opt_prop_def,
+    prop_def,
+    region_def,
+    result_def,
+    traits_def,
+    var_operand_def,
+    var_result_def,
+)
+from xdsl.parser import AttrParser, Parser
+from xdsl.printer import Printer
+from xdsl.traits import (
+    IsolatedFromAbove,
+    MemoryReadEffect,
+    MemoryWriteEffect,
+    NoTerminator,
+    Pure,
+    SymbolOpInterface,
+    SymbolTable,
+)
+from xdsl.utils.exceptions import VerifyException
+
+from emmy.dialects.common import (
+    DYNAMIC,
+    MapKindAttr,
+    ReduceKindAttr,
+    check_map,
+    int_array,
+    parse_int_list,
+    print_int_list,
+    shape_text,
+)
+from emmy.dialects.tensor_op import AccumulateAttr, check_accumulate, check_matmul_types, contraction
+from emmy.schedules import SCHEDULE_FIELDS, Schedule
+
+Index = IndexType()
+
+
+@irdl_attr_definition
+class TileType(ParametrizedAttribute, TypeAttribute):
+    """`!tile.tile<128x64xf16>`: a value of static shape that one CTA holds, wherever that may be."""
+
+    name = "tile.tile"
+    shape: ArrayAttr[IntAttr]
+    element_type: Attribute
+
+    @staticmethod
+    def get(shape: Sequence[int], element_type: Attribute) -> TileType:
+        """The type from plain sizes."""
+        return TileType(int_array(shape), element_type)
+
+    def get_shape(self) -> tuple[int, ...]:
+        """Sizes, outermost first."""
+        return tuple(s.data for s in self.shape)
+
+    def verify(self) -> None:
+        if not self.shape.data or any(s < 1 for s in self.get_shape()):
+            raise VerifyException(f"a tile has positive static sizes, got {shape_text(self.get_shape())}")
+
+    @classmethod
+    def parse_parameters(cls, parser: AttrParser) -> Sequence[Attribute]:
+        with parser.in_angle_brackets():
+            shape, element = parser.parse_ranked_shape()
+        return (int_array(shape), element)
+
+    def print_parameters(self, printer: Printer) -> None:
+        with printer.in_angle_brackets():
+            printer.print_string(shape_text(self.get_shape()) + "x")
+            printer.print_attribute(self.element_type)
+
+
+@irdl_attr_definition
+class ViewType(ParametrizedAttribute, TypeAttribute):
+    """`!tile.view<?x3840xf16>`: a tensor in global memory that knows its bounds.
+
+    Without `strides` it is row-major and contiguous (strides follow from the sizes); `strides [?, 1]` gives them in
+    elements, `?` being a kernel parameter.
+    """
+
+    name = "tile.view"
+    shape: ArrayAttr[IntAttr]
+    element_type: Attribute
+    strides: ArrayAttr[IntAttr] | NoneAttr
+
+    @staticmethod
+    def get(shape: Sequence[int], element_type: Attribute, strides: Sequence[int] | None = None) -> ViewType:
+        """The type from plain sizes and strides (elements)."""
+        return ViewType(int_array(shape), element_type, NoneAttr() if strides is None else int_array(strides))
+
+    def get_shape(self) -> tuple[int, ...]:
+        """Sizes, outermost first; DYNAMIC for `?`."""
+        return tuple(s.data for s in self.shape)
+
+    def get_strides(self) -> tuple[int, ...]:
+        """Strides in elements; DYNAMIC where a stride is a parameter or follows from a dynamic size."""
+        if isinstance(self.strides, ArrayAttr):
+            return tuple(s.data for s in self.strides)
+        strides, step = [], 1
+        for size in reversed(self.get_shape()):
+            strides.insert(0, step)
+            step = DYNAMIC if DYNAMIC in (size, step) else step * size
+        return tuple(strides)
+
+    def verify(self) -> None:
+        if any(s < 0 and s != DYNAMIC for s in self.get_shape()):
+            raise VerifyException("a view has sizes of 0 or more, or `?`")
+        if isinstance(self.strides, ArrayAttr) and len(self.strides.data) != len(self.shape.data):
+            raise VerifyException("a view has one stride for each dimension")
+
+    @classmethod
+    def parse_parameters(cls, parser: AttrParser) -> Sequence[Attribute]:
+        strides: ArrayAttr[IntAttr] | NoneAttr = NoneAttr()
+        with parser.in_angle_brackets():
+            shape, element = parser.parse_ranked_shape()
+            if parser.parse_optional_punctuation(",") is not None:
+                parser.parse_keyword("strides")
+                strides = int_array(parse_int_list(parser))
+        return (int_array(shape), element, strides)
+
+    def print_parameters(self, printer: Printer) -> None:
+        with printer.in_angle_brackets():
+            printer.print_string("".join("?x" if s == DYNAMIC else f"{s}x" for s in self.get_shape()))
+            printer.print_attribute(self.element_type)
+            if isinstance(self.strides, ArrayAttr):
+                printer.print_string(", strides ")
+                print_int_list(printer, self.get_strides())
+
+
+@irdl_attr_definition
+class ScheduleAttr(ParametrizedAttribute):
+    """`#tile.schedule<block = [128, 256, 64], warps = [2, 4], stages = 3, ...>`: see `emmy.schedules.Schedule`.
+
+    Only fields that differ from their defaults are printed; `block` and `warps` always are.
+    """
+
+    name = "tile.schedule"
+    values: ArrayAttr[Attribute]
+
+    @staticmethod
+    def get(schedule: Schedule) -> ScheduleAttr:
+        """The attribute of a plain schedule."""
+        values: list[Attribute] = []
+        for name in SCHEDULE_FIELDS:
+            value: object = getattr(schedule, name)
+            if isinstance(value, tuple):
+                values.append(int_array(cast(Sequence[int], value)))
+            else:
+                values.append(StringAttr(value) if isinstance(value, str) else IntAttr(cast(int, value)))
+        return ScheduleAttr(ArrayAttr(values))
+
+    @property
+    def data(self) -> Schedule:
+        """The plain schedule."""
+        plain: dict[str, object] = {}
+        for name, value in zip(SCHEDULE_FIELDS, self.values, strict=True):
+            if isinstance(value, ArrayAttr):
+                plain[name] = tuple(v.data for v in cast(ArrayAttr[IntAttr], value))
+            else:
+                plain[name] = cast(StringAttr | IntAttr, value).data
+        return Schedule(**plain)  # pyright: ignore[reportArgumentType]
+
+    def verify(self) -> None:
+        problem = self.data.problem()
+        if problem:
+            raise VerifyException(f"illegal schedule: {problem}")
+
+    @classmethod
+    def parse_parameters(cls, parser: AttrParser) -> Sequence[Attribute]:
+        given: dict[str, object] = {}
+
+        def field() -> None:
+            key = parser.parse_identifier()
+            if key not in SCHEDULE_FIELDS:
+                parser.raise_error(f"a schedule has no field '{key}'; its fields are {', '.join(SCHEDULE_FIELDS)}")
+            parser.parse_punctuation("=")
+            default = SCHEDULE_FIELDS[key]
+            if isinstance(default, tuple):
+                given[key] = tuple(parse_int_list(parser))
+            elif isinstance(default, str):
+                given[key] = parser.parse_identifier()
+            else:
+                given[key] = parser.parse_integer(allow_boolean=False, allow_negative=False)
+
+        parser.parse_comma_separated_list(parser.Delimiter.ANGLE, field)
+        return ScheduleAttr.get(Schedule(**given)).parameters  # pyright: ignore[reportArgumentType]
+
+    def print_parameters(self, printer: Printer) -> None:
+        schedule, texts = self.data, list[str]()
+        for name, default in SCHEDULE_FIELDS.items():
+            value: object = getattr(schedule, name)
+            if name in ("block", "warps") or value != default:
+                texts.append(f"{name} = {list(cast(tuple[int, ...], value)) if isinstance(value, tuple) else value}")
+        printer.print_string(f"<{', '.join(texts)}>")
+
+
+# ---- the host's side: what is allocated and launched -----------------------------------------------------------------
+
+
+@irdl_op_definition
+class DimOp(IRDLOperation):
+    """The size of one dimension of a view (in a kernel) or of a tensor (on the host), in elements."""
+
+    name = "tile.dim"
+    source = operand_def(ViewType | TensorType)
+    axis = prop_def(IntegerAttr.constr(type=i64))
+    result = result_def(IndexType)
+    traits = traits_def(Pure())
+    assembly_format = "$source `,` $axis attr-dict `:` type($source)"
+
+    def __init__(self, source: SSAValue, axis: int):
+        super().__init__(operands=[source], result_types=[Index], properties={"axis": IntegerAttr(axis, i64)})
+
+    def verify_(self) -> None:
+        rank = len(cast(ViewType, self.source.type).get_shape())
+        if not 0 <= self.axis.value.data < rank:
+            raise VerifyException(f"dim {self.axis.value.data} of a value of rank {rank}")
+
+
+@irdl_op_definition
+class AllocOp(IRDLOperation):
+    """A result or workspace of the host function; `sizes` gives the `?` dimensions in order. Contents are undefined."""
+
+    name = "tile.alloc"
+    sizes = var_operand_def(IndexType)
+    result = result_def(TensorType)
+    assembly_format = "`[` $sizes `]` attr-dict `:` type($result)"
+
+    def __init__(self, sizes: Sequence[SSAValue], result_type: Attribute):
+        super().__init__(operands=[sizes], result_types=[result_type])
+
+    def verify_(self) -> None:
+        dynamic = sum(s == DYNAMIC for s in cast(TensorType, self.result.type).get_shape())
+        if dynamic != len(self.sizes):
+            raise VerifyException(f"alloc of {dynamic} dynamic dimension(s) got {len(self.sizes)} size(s)")
+
+
+@irdl_op_definition
+class LaunchOp(IRDLOperation):
+    """Run `ctas` CTAs of a kernel over tensors; tensors that the kernel stores to are changed in place."""
+
+    name = "tile.launch"
+    kernel = prop_def(SymbolRefAttr)
+    ctas = operand_def(IndexType)
+    args = var_operand_def(TensorType)
+    assembly_format = "$kernel `[` $ctas `]` `(` $args `)` attr-dict `:` type($args)"
+
+    def __init__(self, kernel: str, ctas: SSAValue, args: Sequence[SSAValue]):
+        super().__init__(operands=[ctas, args], properties={"kernel": SymbolRefAttr(kernel)})
+
+
+# ---- kernels ---------------------------------------------------------------------------------------------------------
+
+
+@irdl_op_definition
+class KernelOp(IRDLOperation):
+    """The program of one CTA; its arguments are views. Level-3 passes rewrite its body in place."""
+
+    name = "tile.kernel"
+    sym_name = prop_def(SymbolNameConstraint())
+    schedule = opt_prop_def(ScheduleAttr)
+    body = region_def("single_block")
+    traits = traits_def(IsolatedFromAbove(), SymbolOpInterface(), SymbolTable(), NoTerminator())
+
+    def __init__(self, name: str, schedule: ScheduleAttr | None, body: Region):
+        super().__init__(regions=[body], properties={"sym_name": StringAttr(name), "schedule": schedule})
+
+    @property
+    def block(self) -> Block:
+        """The kernel's only block; its arguments are the views."""
+        return self.body.block
+
+    @classmethod
+    def parse(cls, parser: Parser) -> KernelOp:
+        name = parser.parse_symbol_name()
+        args = parser.parse_comma_separated_list(parser.Delimiter.PAREN, parser.parse_argument)
+        schedule = None
+        if parser.parse_optional_keyword("schedule") is not None:
+            schedule = ScheduleAttr.new(ScheduleAttr.parse_parameters(parser))
+        attributes = parser.parse_optional_attr_dict_with_keyword()
+        op = cls(name.data, schedule, parser.parse_region(args))
+        if attributes is not None:
+            op.attributes = dict(attributes.data)
+        return op
+
+    def print(self, printer: Printer) -> None:
+        printer.print_string(" ")
+        printer.print_symbol_name(self.sym_name.data)
+        with printer.in_parens():
+            printer.print_list(self.block.args, printer.print_block_argument)
+        if self.schedule is not None:
+            printer.print_string(" schedule ")
+            self.schedule.print_parameters(printer)
+        printer.print_op_attributes(self.attributes, print_keyword=True)
+        printer.print_string(" ")
+        printer.print_region(self.body, print_entry_block_args=False, print_empty_block=False)
+
+    def verify_(self) -> None:
+        for arg in self.block.args:
+            if not isinstance(arg.type, ViewType):
+                raise VerifyException(f"kernel arguments are views, got {arg.type}")
+
+
+@irdl_op_definition
+class GridOp(IRDLOperation):
+    """The element offsets of this CTA's tile: `extents` split into blocks of `blocks` elements, one CTA for each block.
+
+    With `raster G` the CTA order of the last two dimensions is grouped: G blocks of the last-but-one dimension are walked
+    before the next block of the last one, so that neighbouring CTAs share operands in L2; G = 1 is row-major.
+    """
+
+    name = "tile.grid"
+    extents = var_operand_def(IndexType)
+    blocks = prop_def(DenseArrayBase.constr(i64))
+    raster = prop_def(IntegerAttr.constr(type=i64))
+    offsets = var_result_def(IndexType)
+    traits = traits_def(Pure())
+
+    def __init__(self, extents: Sequence[SSAValue], blocks: Sequence[int], raster: int = 1):
+        super().__init__(
+            operands=[extents],
+            result_types=[[Index] * len(extents)],
+            properties={"blocks": DenseArrayBase.from_list(i64, list(blocks)), "raster": IntegerAttr(raster, i64)},
+        )
+
+    @classmethod
+    def parse(cls, parser: Parser) -> GridOp:
+        def one() -> tuple[SSAValue, int]:
+            extent = parser.parse_operand()
+            parser.parse_keyword("by")
+            return extent, parser.parse_integer(allow_boolean=False, allow_negative=False)
+
+        dims = parser.parse_comma_separated_list(parser.Delimiter.SQUARE, one)
+        parser.parse_keyword("raster")
+        raster = parser.parse_integer(allow_boolean=False, allow_negative=False)
+        op = cls([e for e, _ in dims], [b for _, b in dims], raster)
+        op.attributes = parser.parse_optional_attr_dict()
+        return op
+
+    def print(self, printer: Printer) -> None:
+        printer.print_string(" [")
+
+        def one(dim: tuple[SSAValue, int]) -> None:
+            printer.print_ssa_value(dim[0])
+            printer.print_string(f" by {dim[1]}")
+
+        printer.print_list(list(zip(self.extents, self.get_blocks(), strict=True)), one)
+        printer.print_string(f"] raster {self.raster.value.data}")
+        printer.print_op_attributes(self.attributes)
+
+    def get_blocks(self) -> tuple[int, ...]:
+        """Block sizes in elements."""
+        return tuple(int(b) for b in self.blocks.get_values())
+
+    def verify_(self) -> None:
+        if len(self.get_blocks()) != len(self.extents) or any(b < 1 for b in self.get_blocks()):
+            raise VerifyException("grid wants one positive block size for each extent")
+        if self.raster.value.data < 1:
+            raise VerifyException(f"raster is a positive group size, got {self.raster.value.data}")
+
+
+@irdl_op_definition
+class CtaIdOp(IRDLOperation):
+    """The number of this CTA in the launch, from 0."""
+
+    name = "tile.cta_id"
+    result = result_def(IndexType)
+    traits = traits_def(Pure())
+    assembly_format = "attr-dict"
+
+    def __init__(self):
+        super().__init__(result_types=[Index])
+
+
+# ---- tiles -----------------------------------------------------------------------------------------------------------
+
+
+def check_box(view: ViewType, indices: int, box: Sequence[int], element: Attribute) -> None:
+    """A box in a view: one offset a dimension; the tile's rank may be smaller, its missing leading sizes are 1."""
+    rank = len(view.get_shape())
+    if indices != rank:
+        raise VerifyException(f"a view of rank {rank} wants {rank} element offsets, got {indices}")
+    if len(box) > rank:
+        raise VerifyException(f"a tile of rank {len(box)} does not fit a view of rank {rank}")
+    if view.element_type != element:
+        raise VerifyException(f"the view holds {view.element_type}, the tile {element}")
+
+
+@irdl_op_definition
+class LoadOp(IRDLOperation):
+    """The tile at element offsets `indices` of a view; elements beyond the view's bounds are zero."""
+
+    name = "tile.load"
+    view = operand_def(ViewType)
+    indices = var_operand_def(IndexType)
+    result = result_def(TileType)
+    traits = traits_def(MemoryReadEffect())
+    assembly_format = "$view `[` $indices `]` attr-dict `:` type($view) `->` type($result)"
+
+    def __init__(self, view: SSAValue, indices: Sequence[SSAValue], result_type: TileType):
+        super().__init__(operands=[view, indices], result_types=[result_type])
+
+    def verify_(self) -> None:
+        tile = cast(TileType, self.result.type)
+        check_box(cast(ViewType, self.view.type), len(self.indices), tile.get_shape(), tile.element_type)
+
+
+@irdl_op_definition
+class StoreOp(IRDLOperation):
+    """Write a tile at element offsets `indices` of a view; elements beyond the view's bounds are dropped."""
+
+    name = "tile.store"
+    value = operand_def(TileType)
+    view = operand_def(ViewType)
+    indices = var_operand_def(IndexType)
+    traits = traits_def(MemoryWriteEffect())
+    assembly_format = "$value `,` $view `[` $indices `]` attr-dict `:` type($value) `,` type($view)"
+
+    def __init__(self, value: SSAValue, view: SSAValue, indices: Sequence[SSAValue]):
+        super().__init__(operands=[value, view, indices])
+
+    def verify_(self) -> None:
+        tile = cast(TileType, self.value.type)
+        check_box(cast(ViewType, self.view.type), len(self.indices), tile.get_shape(), tile.element_type)
+
+
+@irdl_op_definition
+class FillOp(IRDLOperation):
+    """A tile whose elements all have one value."""
+
+    name = "tile.fill"
+    value = prop_def(FloatAttr)
+    result = result_def(TileType)
+    traits = traits_def(Pure())
+    assembly_format = "$value attr-dict `:` type($result)"
+
+    def __init__(self, value: FloatAttr[AnyFloat], result_type: TileType):
+        super().__init__(result_types=[result_type], properties={"value": value})
+
+
+@irdl_op_definition
+class DotOp(IRDLOperation):
+    """`acc` + A * B over tiles as stored; `transpose_a`: A is K x M; `transpose_b`: B is N x K. Equal leading batch sizes."""
+
+    name = "tile.dot"
+    a = operand_def(TileType)
+    b = operand_def(TileType)
+    acc = operand_def(TileType)
+    result = result_def(TileType)
+    transpose_a = opt_prop_def(UnitAttr)
+    transpose_b = opt_prop_def(UnitAttr)
+    accumulate = opt_prop_def(AccumulateAttr)
+    traits = traits_def(Pure())
+    assembly_format = (
+        "$a `,` $b `into` $acc (`transpose_a` $transpose_a^)? (`transpose_b` $transpose_b^)? "
+        "(`accumulate` `` $accumulate^)? attr-dict `:` functional-type(operands, results)"
+    )
+
+    def __init__(
+        self,
+        a: SSAValue,
+        b: SSAValue,
+        acc: SSAValue,
+        transpose_a: bool = False,
+        transpose_b: bool = False,
+        accumulate: AccumulateAttr | None = None,
+    ):
+        flags = {"transpose_a": UnitAttr() if transpose_a else None, "transpose_b": UnitAttr() if transpose_b else None}
+        super().__init__(operands=[a, b, acc], result_types=[acc.type], properties={**flags, "accumulate": accumulate})
+
+    def verify_(self) -> None:
+        a, b, c = (cast(TileType, v.type) for v in (self.a, self.b, self.acc))
+        if self.result.type != c:
+            raise VerifyException("dot gives the type of what it accumulates into")
+        m, n, ka, kb = contraction(
+            a.get_shape(), b.get_shape(), self.transpose_a is not None, self.transpose_b is not None
+        )
+        if ka != kb:
+            raise VerifyException(f"dot contracts K = {ka} of A with K = {kb} of B")
+        if c.get_shape()[-2:] != (m, n):
+            raise VerifyException(f"dot of these tiles gives {shape_text((m, n))}, not {shape_text(c.get_shape())}")
+        if not a.get_shape()[:-2] == b.get_shape()[:-2] == c.get_shape()[:-2]:
+            raise VerifyException("dot wants equal leading (batch) sizes")
+        check_matmul_types(a.element_type, b.element_type, c.element_type)
+        check_accumulate(self.accumulate, a.element_type)
+
+
+@irdl_op_definition
+class MapOp(IRDLOperation):
+    """An elementwise function of tiles; sizes of 1 broadcast. Scalars (f32) may stand for whole tiles."""
+
+    name = "tile.map"
+    kind = prop_def(MapKindAttr)
+    args = var_operand_def(AnyAttr())
+    result = result_def(TileType)
+    traits = traits_def(Pure())
+    assembly_format = "$kind $args attr-dict `:` functional-type($args, $result)"
+
+    def __init__(self, kind: MapKindAttr, args: Sequence[SSAValue], result_type: Attribute):
+        super().__init__(operands=[args], result_types=[result_type], properties={"kind": kind})
+
+    def verify_(self) -> None:
+        shapes = [a.type.get_shape() if isinstance(a.type, TileType) else () for a in self.args]
+        check_map(self.kind, shapes, cast(TileType, self.result.type).get_shape())
+
+
+@irdl_op_definition
+class CastOp(IRDLOperation):
+    """Round every element to another float type (nearest, ties to even)."""
+
+    name = "tile.cast"
+    arg = operand_def(TileType)
+    result = result_def(TileType)
+    traits = traits_def(Pure())
+    assembly_format = "$arg attr-dict `:` type($arg) `to` type($result)"
+
+    def __init__(self, arg: SSAValue, result_type: Attribute):
+        super().__init__(operands=[arg], result_types=[result_type])
+
+    def verify_(self) -> None:
+        if cast(TileType, self.arg.type).get_shape() != cast(TileType, self.result.type).get_shape():
+            raise VerifyException("cast keeps the shape")
+
+
+@irdl_op_definition
+class ReduceOp(IRDLOperation):
+    """Reduce one axis, which stays as a size of 1 (so that the result broadcasts against its source)."""
+
+    name = "tile.reduce"
+    kind = prop_def(ReduceKindAttr)
+    arg = operand_def(TileType)
+    axis = prop_def(IntegerAttr.constr(type=i64))
+    result = result_def(TileType)
+    traits = traits_def(Pure())
+    assembly_format = "$kind $arg `axis` $axis attr-dict `:` type($arg) `->` type($result)"
+
+    def __init__(self, kind: ReduceKindAttr, arg: SSAValue, axis: int):
+        source = cast(TileType, arg.type)
+        shape = [1 if i == axis else s for i, s in enumerate(source.get_shape())]
+        super().__init__(
+            operands=[arg],
+            result_types=[TileType.get(shape, source.element_type)],
+            properties={"kind": kind, "axis": IntegerAttr(axis, i64)},
+        )
+
+    def verify_(self) -> None:
+        axis, source = self.axis.value.data, cast(TileType, self.arg.type)
+        if not 0 <= axis < len(source.get_shape()):
+            raise VerifyException(f"axis {axis} of a tile of rank {len(source.get_shape())}")
+        shape = tuple(1 if i == axis else s for i, s in enumerate(source.get_shape()))
+        if self.result.type != TileType.get(shape, source.element_type):
+            raise VerifyException(f"reduce over axis {axis} gives {shape_text(shape)} of {source.element_type}")
+
+
+@irdl_op_definition
+class CoordOp(IRDLOperation):
+    """Element (i, j, ..) of the result is `base` plus its coordinate along `axis`, as i32: feeds masks."""
+
+    name = "tile.coord"
+    axis = prop_def(IntegerAttr.constr(type=i64))
+    base = operand_def(IndexType)
+    result = result_def(TileType)
+    traits = traits_def(Pure())
+    assembly_format = "$axis `from` $base attr-dict `:` type($result)"
+
+    def __init__(self, axis: int, base: SSAValue, result_type: TileType):
+        super().__init__(operands=[base], result_types=[result_type], properties={"axis": IntegerAttr(axis, i64)})
+
+
+def kernel_type(kernel: KernelOp) -> FunctionType:
+    """The views that a kernel takes, as a function type."""
+    return FunctionType.from_lists([a.type for a in kernel.block.args], [])
+
+
+def find_kernel(module: Operation, name: str) -> KernelOp | None:
+    """The kernel of that name in a module, or None."""
+    for op in module.regions[0].block.ops:
+        if isinstance(op, KernelOp) and op.sym_name.data == name:
+            return op
+    return None
+
+
+Tile = Dialect(
+    "tile",
+    [
+        DimOp,
+        AllocOp,
+        LaunchOp,
+        KernelOp,
+        GridOp,
+        CtaIdOp,
+        LoadOp,
+        StoreOp,
+        FillOp,
+        DotOp,
+        MapOp,
+        CastOp,
+        ReduceOp,
+        CoordOp,
+    ],
+    [TileType, ViewType, ScheduleAttr],
+)
