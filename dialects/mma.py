@@ -137,7 +137,10 @@ class LoadOp(IRDLOperation):
     transposed = opt_prop_def(UnitAttr)
     result = result_def(FragmentType)
     traits = traits_def(MemoryReadEffect())
-    assembly_format = "$slot `[` $field `]` `[` $indices `]` (`transposed` $transposed^)? attr-dict `:` type($slot) `->` type($result)"
+    assembly_format = (
+        "$slot `[` $field `]` `[` $indices `]` (`transposed` $transposed^)? attr-dict "
+        "`:` type($slot) `->` type($result)"
+    )
 
     def __init__(
         self,
@@ -154,7 +157,7 @@ class LoadOp(IRDLOperation):
         )
 
     def verify_(self) -> None:
-        check_field(self, self.slot, self.field.data, len(self.indices), cast(FragmentType, self.result.type))
+        check_field(self, self.slot, self.field.data, len(self.indices), self.result.type)
 
 
 def check_field(op: IRDLOperation, slot: SSAValue, field: str, indices: int, fragment: FragmentType) -> None:
@@ -239,7 +242,10 @@ class MmaOp(IRDLOperation):
     accumulate = opt_prop_def(AccumulateAttr)
     result = result_def(ACC)
     traits = traits_def(Pure())
-    assembly_format = "$a `,` $b `,` $c (`accumulate` `` $accumulate^)? attr-dict `:` `(` type($a) `,` type($b) `)` `->` type($result)"
+    assembly_format = (
+        "$a `,` $b `,` $c (`accumulate` `` $accumulate^)? attr-dict "
+        "`:` `(` type($a) `,` type($b) `)` `->` type($result)"
+    )
 
     def __init__(self, a: SSAValue, b: SSAValue, c: SSAValue, accumulate: AccumulateAttr | None = None):
         super().__init__(operands=[a, b, c], result_types=[c.type], properties={"accumulate": accumulate})
@@ -296,7 +302,7 @@ class MapOp(IRDLOperation):
 
     def verify_(self) -> None:
         shapes = [a.type.get_shape() if isinstance(a.type, FragmentType) else () for a in self.args]
-        check_map(self.kind, shapes, cast(FragmentType, self.result.type).get_shape())
+        check_map(self.kind, shapes, self.result.type.get_shape())
 
 
 @irdl_op_definition
@@ -317,7 +323,7 @@ class ReduceOp(IRDLOperation):
         super().__init__(operands=[arg], result_types=[result], properties={"kind": kind})
 
     def verify_(self) -> None:
-        source, result = cast(FragmentType, self.arg.type), cast(FragmentType, self.result.type)
+        source, result = cast(FragmentType, self.arg.type), self.result.type
         if source.place.data != "c" or result.get_shape() != (source.get_shape()[0], 1):
             raise VerifyException("reduce takes a c fragment of R x C to R x 1")
 
@@ -339,7 +345,7 @@ class ConvertOp(IRDLOperation):
         super().__init__(operands=[arg], result_types=[result_type])
 
     def verify_(self) -> None:
-        if cast(FragmentType, self.arg.type).get_shape() != cast(FragmentType, self.result.type).get_shape():
+        if cast(FragmentType, self.arg.type).get_shape() != self.result.type.get_shape():
             raise VerifyException("convert keeps the shape")
 
 
@@ -375,7 +381,7 @@ class SliceOp(IRDLOperation):
         )
 
     def verify_(self) -> None:
-        source, result = cast(FragmentType, self.arg.type), cast(FragmentType, self.result.type)
+        source, result = cast(FragmentType, self.arg.type), self.result.type
         at = tuple(int(v) for v in self.at.get_values())
         if len(at) != 2 or any(
             a < 0 or a + r > s for a, r, s in zip(at, result.get_shape(), source.get_shape(), strict=True)
@@ -402,7 +408,7 @@ class JoinOp(IRDLOperation):
         super().__init__(operands=[args], result_types=[result_type], properties={"axis": IntegerAttr(axis, i64)})
 
     def verify_(self) -> None:
-        axis, result = self.axis.value.data, cast(FragmentType, self.result.type)
+        axis, result = self.axis.value.data, self.result.type
         shapes = [cast(FragmentType, a.type).get_shape() for a in self.args]
         if axis not in (0, 1) or not shapes:
             raise VerifyException("join takes at least one fragment along axis 0 or 1")

@@ -10,6 +10,7 @@ func.func @q_proj(%x: tensor<?x3840xf16>, %w: tensor<4096x3840xf16>) -> tensor<?
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import cast
 
 from xdsl.dialects.builtin import AnyFloat, BFloat16Type, Float16Type, IntAttr, StringAttr, TensorType, UnitAttr
 from xdsl.ir import Attribute, Dialect, ParametrizedAttribute, SSAValue
@@ -41,8 +42,8 @@ class AccumulateAttr(ParametrizedAttribute):
     """The accumulation policy of a contraction: part of its meaning.
 
     `f32`: every partial sum is f32. `f16`: every partial sum is f16. `hybrid`: at most `max_k` contraction elements are
-    summed in f16 before the partial is added into an f32 sum. `overflow`: whether an output tile whose sum is not finite is
-    computed again in f32 (`redo`) or passed on (`propagate`).
+    summed in f16 before the partial is added into an f32 sum. `overflow`: whether an output tile whose sum is not
+    finite is computed again in f32 (`redo`) or passed on (`propagate`).
     """
 
     name = "tensor_op.accumulate"
@@ -52,7 +53,7 @@ class AccumulateAttr(ParametrizedAttribute):
 
     @staticmethod
     def get(policy: str = "f32", max_k: int | None = None, overflow: str = "propagate") -> AccumulateAttr:
-        """The attribute from plain values; `max_k` (elements of the contraction) defaults to 64 for hybrid, else 0."""
+        """The attribute from plain values; `max_k` (contraction elements) defaults to 64 for hybrid, else 0."""
         default = DEFAULT_MAX_K if policy == "hybrid" else 0
         return AccumulateAttr(StringAttr(policy), IntAttr(default if max_k is None else max_k), StringAttr(overflow))
 
@@ -91,6 +92,11 @@ class AccumulateAttr(ParametrizedAttribute):
         printer.print_string(f"<{text}>")
 
 
+def tensor_type(value: SSAValue) -> TensorType[Attribute]:
+    """The type of a value that is known to be a tensor."""
+    return cast(TensorType[Attribute], value.type)
+
+
 def check_accumulate(policy: AccumulateAttr | None, operand: Attribute) -> None:
     """bf16 tensor-core products have no f16 accumulator: a policy that needs one wants f16 operands."""
     if policy is not None and policy.policy.data != "f32" and not isinstance(operand, Float16Type):
@@ -106,7 +112,7 @@ def contraction(a: Sequence[int], b: Sequence[int], transpose_a: bool, transpose
 
 @irdl_op_definition
 class MatmulOp(IRDLOperation):
-    """C[.., M, N] = A[.., M, K] * B[.., K, N]; `transpose_a`: A is stored [.., K, M]; `transpose_b`: B is stored [.., N, K].
+    """C[.., M, N] = A[.., M, K] * B[.., K, N]. `transpose_a`: A is stored [.., K, M]; `transpose_b`: B [.., N, K].
 
     Operands f16 or bf16 of one type; the result is that type or f32. Leading batch dimensions are equal on all three.
     Without `accumulate` the policy is the module's, else f32.
@@ -138,8 +144,7 @@ class MatmulOp(IRDLOperation):
         super().__init__(operands=[a, b], result_types=[result_type], properties={**flags, "accumulate": accumulate})
 
     def verify_(self) -> None:
-        a, b, c = (v.type for v in (self.a, self.b, self.result))
-        assert isinstance(a, TensorType) and isinstance(b, TensorType) and isinstance(c, TensorType)
+        a, b, c = (tensor_type(v) for v in (self.a, self.b, self.result))
         shapes = [t.get_shape() for t in (a, b, c)]
         if len({len(s) for s in shapes}) != 1 or len(shapes[0]) < 2:
             raise VerifyException(
@@ -185,10 +190,8 @@ class MapOp(IRDLOperation):
         super().__init__(operands=[args], result_types=[result_type], properties={"kind": kind})
 
     def verify_(self) -> None:
-        result = self.result.type
-        assert isinstance(result, TensorType)
-        shapes = [a.type.get_shape() for a in self.args if isinstance(a.type, TensorType)]
-        check_map(self.kind, shapes, result.get_shape())
+        shapes = [tensor_type(a).get_shape() for a in self.args]
+        check_map(self.kind, shapes, tensor_type(self.result).get_shape())
 
 
 @irdl_op_definition
@@ -205,8 +208,7 @@ class CastOp(IRDLOperation):
         super().__init__(operands=[arg], result_types=[result_type])
 
     def verify_(self) -> None:
-        a, r = self.arg.type, self.result.type
-        assert isinstance(a, TensorType) and isinstance(r, TensorType)
+        a, r = tensor_type(self.arg), tensor_type(self.result)
         if a.get_shape() != r.get_shape():
             raise VerifyException("cast keeps the shape")
         if not isinstance(r.element_type, AnyFloat) or not isinstance(a.element_type, AnyFloat):

@@ -145,7 +145,8 @@ class ViewType(ParametrizedAttribute, TypeAttribute):
         """Strides in elements; DYNAMIC where a stride is a parameter or follows from a dynamic size."""
         if isinstance(self.strides, ArrayAttr):
             return tuple(s.data for s in self.strides)
-        strides, step = [], 1
+        strides: list[int] = []
+        step = 1
         for size in reversed(self.get_shape()):
             strides.insert(0, step)
             step = DYNAMIC if DYNAMIC in (size, step) else step * size
@@ -279,7 +280,7 @@ class AllocOp(IRDLOperation):
         super().__init__(operands=[sizes], result_types=[result_type])
 
     def verify_(self) -> None:
-        dynamic = sum(s == DYNAMIC for s in cast(TensorType, self.result.type).get_shape())
+        dynamic = sum(s == DYNAMIC for s in self.result.type.get_shape())
         if dynamic != len(self.sizes):
             raise VerifyException(f"alloc of {dynamic} dynamic dimension(s) got {len(self.sizes)} size(s)")
 
@@ -375,7 +376,7 @@ class GridOp(IRDLOperation):
     @classmethod
     def parse(cls, parser: Parser) -> GridOp:
         def one() -> tuple[SSAValue, int]:
-            extent = parser.parse_operand()
+            extent = parser.parse_operand(Index)
             parser.parse_keyword("by")
             return extent, parser.parse_integer(allow_boolean=False, allow_negative=False)
 
@@ -450,7 +451,7 @@ class LoadOp(IRDLOperation):
         super().__init__(operands=[view, indices], result_types=[result_type])
 
     def verify_(self) -> None:
-        tile = cast(TileType, self.result.type)
+        tile = self.result.type
         check_box(cast(ViewType, self.view.type), len(self.indices), tile.get_shape(), tile.element_type)
 
 
@@ -550,7 +551,7 @@ class MapOp(IRDLOperation):
 
     def verify_(self) -> None:
         shapes = [a.type.get_shape() if isinstance(a.type, TileType) else () for a in self.args]
-        check_map(self.kind, shapes, cast(TileType, self.result.type).get_shape())
+        check_map(self.kind, shapes, self.result.type.get_shape())
 
 
 @irdl_op_definition
@@ -567,7 +568,7 @@ class CastOp(IRDLOperation):
         super().__init__(operands=[arg], result_types=[result_type])
 
     def verify_(self) -> None:
-        if cast(TileType, self.arg.type).get_shape() != cast(TileType, self.result.type).get_shape():
+        if cast(TileType, self.arg.type).get_shape() != self.result.type.get_shape():
             raise VerifyException("cast keeps the shape")
 
 

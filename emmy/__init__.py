@@ -1,6 +1,6 @@
 """Emmy: a multi-level GPU kernel compiler, textual IR to PTX, every level executable.
 
-Importing this package is light: xDSL is loaded when something is compiled, the CUDA bindings when something is launched.
+Importing this package is light: xDSL is loaded when something is compiled, the CUDA bindings when something runs.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The elementwise functions that every level shares: name, number of operands, meaning.
 
-One table serves `tensor_op.map`, `tile.map` and `mma.map`: the enumeration of names (for the dialects), the NumPy meaning
-(for the interpreters). How each prints as PTX is a table of the lowering, not of this file.
+One table serves `tensor_op.map`, `tile.map` and `mma.map`: the names (for the dialects), the NumPy meaning (for the
+interpreters). How each prints as PTX is a table of the lowering, not of this file.
 """
 
 from __future__ import annotations
