@@ -1,9 +1,9 @@
 """The table of tensor-core atoms, and the fragments that are made of them.
 
-An *atom* is one matrix instruction: D = A x B + C with A of m x k, B of k x n, C and D of m x n. A is described as (m, k),
-C as (m, n), and B as (n, k): its rows are n, as the tiles of `A x B^T` lie in memory. One entry holds everything that
-the rest of the compiler wants to know about the instruction: shape, dtypes, which lane and register holds which
-element, targets and PTX spelling. A new atom of a known family is a new entry and nothing else.
+An *atom* is one matrix instruction: D = A x B + C with A of m x k, B of k x n, C and D of m x n. A is described as
+(m, k), C as (m, n), and B as (n, k): its rows are n, as the tiles of `A x B^T` lie in memory. One entry holds
+everything that the rest of the compiler wants to know about the instruction: shape, dtypes, which lane and register
+holds which element, targets and PTX spelling. A new atom of a known family is a new entry and nothing else.
 
 A *fragment* is the tile of one warp: atoms side by side. Its registers run atom by atom, row-major over the fragment
 (atom row outer, atom column inner), inside an atom in the order of the PTX operands. Registers are counted in
@@ -206,7 +206,8 @@ def fragment_layout(atom: Atom, place: OperandPlace, rows: int, cols: int) -> La
     extents = {"row": (rows, operand.rows), "col": (cols, operand.cols)}
     if any(extent != 1 and extent % atom_extent for extent, atom_extent in extents.values()):
         raise EmmyError(
-            f"a fragment {place} of {rows}x{cols} is not made of whole {operand.rows}x{operand.cols} operands of {atom.name}"
+            f"a fragment {place} of {rows}x{cols} is not made of whole operands of {atom.name},"
+            f" which are {operand.rows}x{operand.cols}"
         )
     kept = {d.name: d.bits for d in operand.layout.dimensions if extents[d.name][0] != 1}
     dropped = [bit for d in operand.layout.dimensions if extents[d.name][0] == 1 for bit in d.bits]

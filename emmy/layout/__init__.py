@@ -35,7 +35,7 @@ operands are in `emmy.atoms`.
 from __future__ import annotations
 
 from emmy.layout.access import bank_conflicts, ldmatrix_conflicts, ldmatrix_legal, tma_swizzle
-from emmy.layout.algebra import Dimension, Layout, Place, Repeat, over_warps
+from emmy.layout.algebra import Dimension, Layout, Place, Repeat, fit, over_warps
 from emmy.layout.shared import SharedLayout, Step, shared_layout
 
 __all__ = [
@@ -46,6 +46,7 @@ __all__ = [
     "SharedLayout",
     "Step",
     "bank_conflicts",
+    "fit",
     "ldmatrix_conflicts",
     "ldmatrix_legal",
     "over_warps",
