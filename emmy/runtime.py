@@ -123,7 +123,8 @@ class Runtime:
         )
         self.device = device
         self.compute_capability = (major, minor)
-        self.name = _call("name the device", driver.cuDeviceGetName, 256, handle).decode().rstrip("\0")
+        # The bindings return the whole buffer, with whatever stood behind the terminating zero.
+        self.name = _call("name the device", driver.cuDeviceGetName, 256, handle).split(b"\0")[0].decode()
         self.context = _call("open the device's context", driver.cuDevicePrimaryCtxRetain, handle)
         self._context_handle = int(self.context)
 

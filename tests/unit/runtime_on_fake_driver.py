@@ -1,0 +1,180 @@
+"""Checks of emmy.runtime against the fake driver; run by test_runtime.py in a process whose library path has it."""
+
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from emmy import runtime
+from emmy.artefact import Artefact, Image
+from emmy.bench.smoke import ENTRIES, smoke_artefact, smoke_ptx
+from emmy.errors import EmmyError
+
+
+class ThroughInterface:
+    """A "device" array that speaks the CUDA array interface."""
+
+    def __init__(self, array, strides=None):
+        self.array, self.strides = array, strides
+        self.__cuda_array_interface__ = {
+            "shape": array.shape,
+            "typestr": array.dtype.str,
+            "data": (array.ctypes.data, False),
+            "strides": strides,
+            "version": 3,
+        }
+
+
+class ThroughDlpack:
+    """A "device" array that speaks DLPack; it notes the stream that it was asked for."""
+
+    def __init__(self, array, device=0):
+        self.array, self.device, self.stream = array, device, None
+
+    def __dlpack_device__(self):
+        return (2, self.device)
+
+    def __dlpack__(self, stream=None):
+        self.stream = stream
+        return self.array.__dlpack__()
+
+
+A = np.arange(1000, dtype=np.float32)
+B = np.full(1000, 0.5, np.float32)
+
+
+@pytest.fixture
+def module():
+    return runtime.Runtime().load(smoke_artefact("sm_90a"))
+
+
+@pytest.fixture
+def log(tmp_path, monkeypatch):
+    path = tmp_path / "log"
+    monkeypatch.setenv("FAKE_CUDA_LOG", str(path))
+    # The C side reads its own copy of the environment, which monkeypatch's os.environ writes through putenv.
+    assert os.environ["FAKE_CUDA_LOG"] == str(path)
+    return lambda: path.read_text().splitlines() if path.exists() else []
+
+
+def test_device_is_described():
+    device = runtime.Runtime()
+    assert runtime.is_available()
+    assert (device.name, device.compute_capability) == ("Fake 0", (9, 0))
+    with pytest.raises(EmmyError, match="there is no CUDA device 3; 1 found"):
+        runtime.Runtime(3)
+
+
+def test_numpy_goes_both_ways(module, log):
+    assert np.array_equal(module.run("vector_add", (A, B)), A + B)
+    assert np.array_equal(module.run("vector_add", (B, B)), B + B)
+    assert log() == ["cubin"] + ["launch 8,1,1 128,1,1 0 stream 0"] * 2
+
+
+def test_numpy_out_is_filled_and_checked(module):
+    out = np.zeros(1000, np.float32)
+    assert module.run("vector_add", (A, B), out=out) is out
+    assert np.array_equal(out, A + B)
+    with pytest.raises(EmmyError, match=r"out is f32 of shape \(999,\); expected f32 of shape \(1000,\)"):
+        module.run("vector_add", (A, B), out=out[:999])
+    with pytest.raises(EmmyError, match=r"out has strides \(2,\)"):
+        module.run("vector_add", (A, B), out=np.zeros(2000, np.float32)[::2])
+
+
+def test_empty_arrays_launch_nothing(module, log):
+    empty = np.zeros(0, np.float32)
+    assert module.run("vector_add", (empty, empty)).shape == (0,)
+    assert log() == []
+
+
+@pytest.mark.parametrize("wrap", [ThroughInterface, ThroughDlpack])
+def test_device_arrays_are_used_in_place(module, log, wrap):
+    for _ in range(2):
+        out = np.zeros(1000, np.float32)
+        module.run("vector_add", (wrap(A), wrap(B)), out=wrap(out), stream=77)
+        assert np.array_equal(out, A + B)
+    assert log()[1:] == ["launch 8,1,1 128,1,1 0 stream 77"] * 2
+
+
+def test_dlpack_is_told_the_stream(module):
+    first, out = ThroughDlpack(A), ThroughDlpack(np.zeros(1000, np.float32))
+    module.run("vector_add", (first, ThroughDlpack(B)), out=out)
+    assert first.stream == 1  # the legacy default stream
+    module.run("vector_add", (first, ThroughDlpack(B)), out=out, stream=77)
+    assert first.stream == 77
+
+
+def test_a_misaligned_address_is_refused_on_a_warm_plan_too(module):
+    bytes_ = np.zeros(4004, np.uint8)
+    shifted = ThroughInterface(np.frombuffer(bytes_.data, np.uint8)[1:4001].view(np.float32))
+    with pytest.raises(EmmyError, match=r"argument 'a' is at address .* multiple of 4 bytes"):
+        module.run("vector_add", (shifted, ThroughInterface(B)), out=ThroughInterface(np.zeros(1000, np.float32)))
+    module.run("vector_add", (ThroughInterface(A), ThroughInterface(B)), out=ThroughInterface(A.copy()))
+    with pytest.raises(EmmyError, match=r"argument 'a' is at address .* multiple of 4 bytes"):
+        module.run("vector_add", (shifted, ThroughInterface(B)), out=ThroughInterface(np.zeros(1000, np.float32)))
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        ((A,), "1 arguments given; expected 2: a, b"),
+        ((A, B, B), "3 arguments given; expected 2: a, b"),
+        ((A, B.astype(np.float16)), "argument 'b' has dtype f16; expected f32"),
+        ((A, B[:500]), r"argument 'b' has shape \(500,\); expected \(1000,\)"),
+        ((A, ThroughDlpack(B)), "argument 'b' is a ThroughDlpack beside NumPy arrays"),
+        ((ThroughDlpack(A), ThroughDlpack(B, device=2)), "argument 'b' is on CUDA device 2; the kernel is on 0"),
+        ((ThroughInterface(A), ThroughInterface(B[::2].copy(), strides=(8,))), "argument 'b' has shape"),
+        ((ThroughInterface(A), ThroughInterface(B, strides=(8,))), r"argument 'b' has strides \(2,\)"),
+        ((ThroughInterface(A), [1.0]), "argument 'b' is a list; expected an array"),
+        ((ThroughInterface(A), ThroughInterface(B)), "cannot allocate f32 results as .* arrays; pass out="),
+    ],
+)
+def test_a_broken_contract_is_one_sentence(module, args, message):
+    with pytest.raises(EmmyError, match=message):
+        module.run("vector_add", args)
+
+
+def test_ptx_is_compiled_by_the_driver_where_the_cubin_does_not_run(log):
+    older = Artefact("sm_80", {"smoke": Image(smoke_ptx("sm_80"), b"\x7fELF for another card")}, ENTRIES)
+    assert np.array_equal(runtime.Runtime().load(older).run("vector_add", (A, B)), A + B)
+    assert log()[0] == "ptx"
+
+
+def test_the_driver_compilers_error_is_shown():
+    broken = Artefact("sm_90a", {"smoke": Image("reject me")}, ENTRIES)
+    with pytest.raises(EmmyError, match=r"cannot compile image 'smoke': CUDA_ERROR_FAKE.*line 7: what is this"):
+        runtime.Runtime().load(broken).run("vector_add", (A, B))
+
+
+def test_an_image_for_another_card_is_refused():
+    other = Artefact("sm_120a", {"smoke": Image(smoke_ptx("sm_120a"))}, ENTRIES)
+    with pytest.raises(
+        EmmyError, match=r"image 'smoke' is for sm_120a; device 0 \(Fake 0\) has compute capability 9.0"
+    ):
+        runtime.Runtime().load(other).run("vector_add", (A, B))
+
+
+def test_missing_kernels_and_shared_memory_are_errors():
+    with pytest.raises(EmmyError, match="cannot find kernel 'naive_matmul' in image 'smoke'"):
+        runtime.Runtime().load(smoke_artefact("sm_90a")).run("naive_matmul", (np.zeros((4, 4), np.float16),) * 2)
+    for size, fits in ((200_000, True), (240_000, False)):
+        launch = {**ENTRIES["vector_add"]["launches"][0], "shared_bytes": size}
+        entries = {"vector_add": {**ENTRIES["vector_add"], "launches": [launch]}}
+        module = runtime.Runtime().load(Artefact("sm_90a", {"smoke": Image(smoke_ptx("sm_90a"))}, entries))
+        if fits:
+            assert np.array_equal(module.run("vector_add", (A, B)), A + B)
+        else:
+            with pytest.raises(EmmyError, match="cannot give kernel 'vector_add' 240000 bytes of shared memory"):
+                module.run("vector_add", (A, B))
+
+
+def test_closing_unloads_and_the_module_can_be_used_again(module, log):
+    module.run("vector_add", (A, B))
+    module.close()
+    assert np.array_equal(module.run("vector_add", (A, B)), A + B)
+    assert log().count("cubin") == 2
+
+
+def test_this_file_ran_on_the_fake_driver():
+    assert Path(os.environ["LD_LIBRARY_PATH"].split(":")[0], "libcuda.so.1").is_file()
