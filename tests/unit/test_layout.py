@@ -115,6 +115,13 @@ def test_fit_rejects_what_is_no_layout():
         fit(("row", "col"), ("byte",), (np.array([[0, 1], [2, 7]]),))
 
 
+def test_fit_is_not_misled_by_bits_that_look_like_a_run_of_three():
+    # bits 3 and 6, then three repeats: the places start 0, 3, 6 as if a digit of radix 3 came first
+    layout = Layout((Dimension("row", ((3,), (6,)), (Repeat(3, (8,)),)),), ("byte",))
+    assert layout.values[0].tolist() == [0, 3, 6, 5, 8, 11, 14, 13, 16, 19, 22, 21]
+    assert fit(("row",), ("byte",), layout.values) == layout
+
+
 def test_places_need_a_number_for_each_axis():
     with pytest.raises(EmmyError, match="register, lane"):
         Layout((Dimension("row", ((1,),)),), ("register", "lane"))
