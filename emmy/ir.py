@@ -1,0 +1,227 @@
+"""From text to a checked module and back.
+
+`parse_module` gives every op the place in the text that it came from, and turns whatever is wrong with the text into
+one `EmmyError` with that place. `verify_module` checks ops one by one, so that an error names the op and not the whole
+module, and checks dominance, which xDSL does not.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import re
+from bisect import bisect_right
+from io import StringIO
+
+from xdsl.context import Context
+from xdsl.dialects.builtin import FileLineColLoc, IntAttr, ModuleOp, StringAttr, UnknownLoc
+from xdsl.ir import Attribute, Dialect, Operation, SSAValue
+from xdsl.parser import Parser, UnresolvedOperand
+from xdsl.printer import Printer
+from xdsl.utils.exceptions import ArgSpecParseError, DiagnosticException, ParseError
+from xdsl.utils.lexer import Span
+
+from emmy.errors import EmmyError, SourceLocation
+from emmy.locations import location_of
+from emmy.passes.check_dominance import check_dominance
+
+DIALECTS: dict[str, str] = {
+    "builtin": "xdsl.dialects.builtin:Builtin",
+    "func": "xdsl.dialects.func:Func",
+    "arith": "xdsl.dialects.arith:Arith",
+    "scf": "xdsl.dialects.scf:Scf",
+    "tensor_op": "emmy.dialects.tensor_op:TensorOp",
+    "tile": "emmy.dialects.tile:Tile",
+    "async_copy": "emmy.dialects.async_copy:AsyncCopy",
+    "mma": "emmy.dialects.mma:Mma",
+    "ptx": "emmy.dialects.ptx:Ptx",
+}
+"""The dialects that Emmy's levels use, and where each is defined."""
+
+DEBUG_VARIABLE = "EMMY_DEBUG"
+"""Set to 1, the environment variable lets unexpected exceptions through with their traceback."""
+
+
+def load_dialect(name: str) -> Dialect:
+    """One of `DIALECTS`, imported now."""
+    module, variable = DIALECTS[name].split(":")
+    return getattr(importlib.import_module(module), variable)
+
+
+def make_context() -> Context:
+    """A context in which the dialects of `DIALECTS` are known; each is imported when its first op or type is met."""
+    context = Context()
+    for name in DIALECTS:
+        context.register_dialect(name, lambda name=name: load_dialect(name))
+    return context
+
+
+# ---- parsing ---------------------------------------------------------------------------------------------------------
+
+
+class LocatedParser(Parser):
+    """xDSL's parser, which also sets `op.location` of every op and points at the first use of an undefined value."""
+
+    def __init__(self, ctx: Context, text: str, file: str, line_offset: int = 0):
+        super().__init__(ctx, text, file)
+        self.file = StringAttr(file)
+        self.line_offset = line_offset
+        self.line_starts = [0, *(match.end() for match in re.finditer("\n", text))]
+        self.op_start = 0
+        self.first_uses: dict[str, Span] = {}
+
+    def place(self, position: int) -> SourceLocation:
+        """The line and column of a character offset."""
+        line = bisect_right(self.line_starts, position)
+        return SourceLocation(self.file.data, line + self.line_offset, position - self.line_starts[line - 1] + 1)
+
+    def parse_operation(self) -> Operation:
+        start = self.op_start = self._current_token.span.start
+        op = super().parse_operation()
+        if isinstance(op.location, UnknownLoc):
+            place = self.place(start)
+            op.location = FileLineColLoc(self.file, IntAttr(place.line), IntAttr(place.column))
+        return op
+
+    def resolve_operand(self, operand: UnresolvedOperand, type: Attribute) -> SSAValue:  # pyright: ignore[reportIncompatibleMethodOverride]
+        if operand.operand_name not in self.ssa_values:
+            self.first_uses.setdefault(operand.operand_name, operand.span)
+        return super().resolve_operand(operand, type)
+
+    def _get_op_by_name(self, name: str) -> type[Operation]:
+        op_type = self.ctx.get_optional_op(name, dialect_stack=self._parser_state.dialect_stack)
+        if op_type is None:
+            content, here = self.lexer.input.content, self._current_token.span.start
+            start = max(content.rfind(name, self.op_start, here), self.op_start)
+            self.raise_error(f"there is no operation '{name}'", start, start + len(name))
+        return op_type
+
+    def parse_module(self, allow_implicit_module: bool = True) -> ModuleOp:
+        module = super().parse_module(allow_implicit_module)
+        if isinstance(module.location, UnknownLoc):
+            module.location = FileLineColLoc(self.file, IntAttr(1 + self.line_offset), IntAttr(1))
+        return module
+
+
+def parse_module(
+    text: str, file: str, context: Context | None = None, line_offset: int = 0, implicit_module: bool = True
+) -> ModuleOp:
+    """The module that `text` spells, each op with its location; `file` names the text in errors.
+
+    `line_offset` is added to line numbers. Raises `EmmyError` with a location for anything that is no module.
+    The module is not verified.
+    """
+    if not text.strip():
+        raise EmmyError("the text holds no operation", SourceLocation(file, 1 + line_offset, 1))
+    parser = LocatedParser(context or make_context(), text, file, line_offset)
+    try:
+        return parser.parse_module(implicit_module)
+    except ParseError as error:
+        raise _located(error, parser) from None
+    except RecursionError:
+        raise EmmyError("operations or attributes are nested too deeply", parser.place(parser.op_start)) from None
+    except Exception as error:
+        if isinstance(error, EmmyError) or os.environ.get(DEBUG_VARIABLE):
+            raise
+        raise EmmyError(first_line(error), parser.place(parser.op_start)) from None
+
+
+def _located(error: ParseError, parser: LocatedParser) -> EmmyError:
+    message, position = error.msg.strip().splitlines()[0], error.span.start
+    undefined = [name for name in parser.first_uses if name in parser.forward_ssa_references]
+    if message.startswith("values used but not defined") and undefined:
+        return EmmyError(
+            f"%{undefined[0]} is used but not defined", parser.place(parser.first_uses[undefined[0]].start)
+        )
+    if message == "Could not parse entire input!":
+        message = "an operation was expected here"
+    return EmmyError(message, parser.place(min(position, len(parser.lexer.input.content))))
+
+
+def read_text(path: str | os.PathLike[str]) -> str:
+    """The text of a file. Raises `EmmyError`, one sentence, if there is none: no file, a folder, binary data."""
+    name = os.fspath(path)
+    try:
+        with open(name, "rb") as file:
+            data = file.read()
+    except OSError as error:
+        raise EmmyError(f"cannot read '{name}': {(error.strerror or str(error)).lower()}") from None
+    return decode(data, name)
+
+
+def decode(data: bytes, name: str) -> str:
+    """UTF-8 text; `EmmyError` that names the file and the first bad byte if it is none."""
+    try:
+        text = data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise EmmyError(f"'{name}' is not a text file: byte {error.start} is not UTF-8") from None
+    if "\0" in text:
+        raise EmmyError(f"'{name}' is not a text file: byte {data.index(0)} is zero")
+    return text.replace("\r\n", "\n")
+
+
+# ---- checking --------------------------------------------------------------------------------------------------------
+
+
+def verify_module(module: ModuleOp) -> None:
+    """Verify every op and SSA dominance. Raises `EmmyError` at the first op that is wrong."""
+    try:
+        for op in module.walk():
+            _verify_op(op)
+        check_dominance(module)
+    except RecursionError:
+        raise EmmyError("operations are nested too deeply", location_of(module)) from None
+
+
+def _verify_op(op: Operation) -> None:
+    try:
+        op.verify(verify_nested_ops=False)
+        for region in op.regions:
+            for block in region.blocks:
+                if not block.ops:
+                    block.verify()
+    except RecursionError:
+        raise
+    except Exception as error:
+        if isinstance(error, EmmyError) or (os.environ.get(DEBUG_VARIABLE) and not isinstance(error, _EXPECTED)):
+            raise
+        message = first_line(error)
+        if op.name not in message:
+            message = f"'{op.name}': {message}"
+        raise EmmyError(message, location_of(op)) from None
+
+
+_EXPECTED = (DiagnosticException, ParseError, ValueError)
+
+
+def first_line(error: BaseException) -> str:
+    """The sentence of an exception. xDSL puts whole modules into an exception's notes and further lines."""
+    text = str(error.args[0]) if error.args else ""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return lines[0] if lines else type(error).__name__
+
+
+def as_emmy_error(error: BaseException, doing: str) -> EmmyError:
+    """What a user is told of an exception that arose `doing` something; an unexpected one is called internal."""
+    if isinstance(error, EmmyError):
+        return error
+    if isinstance(error, RecursionError):
+        return EmmyError(f"operations are nested too deeply while {doing}")
+    if isinstance(error, ArgSpecParseError):
+        return EmmyError(f"cannot read the pass pipeline: {str(error).strip().splitlines()[-1].strip()}")
+    if isinstance(error, DiagnosticException):
+        return EmmyError(f"{first_line(error)} (while {doing})")
+    if os.environ.get(DEBUG_VARIABLE):
+        raise error
+    detail = f"{type(error).__name__}: {first_line(error)}"
+    return EmmyError(f"internal error while {doing}: {detail} (set {DEBUG_VARIABLE}=1 for the traceback)")
+
+
+# ---- printing --------------------------------------------------------------------------------------------------------
+
+
+def print_module(module: Operation) -> str:
+    """The module's text, ending in a newline; `parse_module` reads it back."""
+    stream = StringIO()
+    Printer(stream).print_op(module)
+    return stream.getvalue() + "\n"
