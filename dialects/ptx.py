@@ -36,7 +36,7 @@ from xdsl.dialects.builtin import (
     i64,
 )
 from xdsl.ir import Attribute, Block, Dialect, Operation, OpTraits, Region, SSAValue
-from xdsl.irdl import IRDLOperation, eq, irdl_op_definition, prop_def, region_def, traits_def
+from xdsl.irdl import IRDLOperation, eq, irdl_op_definition, prop_def, region_def, result_def, traits_def
 from xdsl.parser import Parser, UnresolvedOperand
 from xdsl.printer import Printer
 from xdsl.traits import ConstantLike, IsolatedFromAbove, NoTerminator, Pure, SymbolOpInterface
@@ -362,6 +362,7 @@ class ConstantOp(IRDLOperation):
 
     name = "ptx.constant"
     value = prop_def(IntegerAttr | FloatAttr)
+    result = result_def(IntegerType | Float32Type)
     traits = traits_def(Pure(), ConstantLike())
 
     def __init__(self, value: IntegerAttr[IntegerType] | FloatAttr[Float32Type]):
@@ -382,9 +383,9 @@ class ConstantOp(IRDLOperation):
         printer.print_op_attributes(self.attributes)
 
     def verify_(self) -> None:
-        if len(self.results) != 1 or self.results[0].type not in (i16, i32, i64, f32):
+        if self.result.type not in (i16, i32, i64, f32):
             raise VerifyException("a constant is a number of type i16, i32, i64 or f32")
-        if cast(IntegerAttr, self.value).type != self.results[0].type:
+        if cast(IntegerAttr, self.value).type != self.result.type:
             raise VerifyException(f"a constant {self.value} has the type of its value")
 
 
