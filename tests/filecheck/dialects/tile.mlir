@@ -4,7 +4,7 @@
 // CHECK:       func.func @host(%a: tensor<?x3840xf16>, %b: tensor<4096x3840xf16>) -> tensor<?x4096xf16> {
 func.func @host(%a: tensor<?x3840xf16>, %b: tensor<4096x3840xf16>) -> tensor<?x4096xf16> {
   // CHECK-NEXT:    %M = tile.dim %a, 0 : tensor<?x3840xf16>
-  // CHECK-NEXT:    %c = tile.alloc [%M] : tensor<?x4096xf16>
+  // CHECK-NEXT:    %c = tile.alloc[%M] : tensor<?x4096xf16>
   %M = tile.dim %a, 0 : tensor<?x3840xf16>
   %c = tile.alloc [%M] : tensor<?x4096xf16>
   // CHECK:         tile.launch @kernel[%M] (%a, %b, %c) : tensor<?x3840xf16>, tensor<4096x3840xf16>, tensor<?x4096xf16>
