@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import cast
 
 from xdsl.dialects.builtin import AnyFloat, BFloat16Type, Float16Type, IntAttr, StringAttr, TensorType, UnitAttr
-from xdsl.ir import Attribute, Dialect, ParametrizedAttribute, SSAValue
+from xdsl.ir import Attribute, Dialect, Operation, ParametrizedAttribute, SSAValue
 from xdsl.irdl import (
     IRDLOperation,
     irdl_attr_definition,
@@ -103,6 +103,22 @@ def check_accumulate(policy: AccumulateAttr | None, operand: Attribute) -> None:
         raise VerifyException(f"accumulate<{policy.policy.data}> needs f16 operands, got {operand}")
 
 
+def accumulation_policy(matmul: MatmulOp) -> AccumulateAttr:
+    """The policy that holds for a product: its own, else the module's (`emmy.accumulate`), else f32.
+
+    A module's policy that needs f16 operands leaves products of bf16 at f32.
+    """
+    if matmul.accumulate is not None:
+        return matmul.accumulate
+    module: Operation = matmul
+    while (parent := module.parent_op()) is not None:
+        module = parent
+    policy = module.attributes.get("emmy.accumulate")
+    if not isinstance(policy, AccumulateAttr) or not isinstance(tensor_type(matmul.a).element_type, Float16Type):
+        return AccumulateAttr.get()
+    return policy
+
+
 def contraction(a: Sequence[int], b: Sequence[int], transpose_a: bool, transpose_b: bool) -> tuple[int, int, int, int]:
     """(M, N, K of a, K of b) of the two trailing dimensions; DYNAMIC where unknown."""
     m, ka = (a[-1], a[-2]) if transpose_a else (a[-2], a[-1])
@@ -190,6 +206,9 @@ class MapOp(IRDLOperation):
         super().__init__(operands=[args], result_types=[result_type], properties={"kind": kind})
 
     def verify_(self) -> None:
+        for value in (*self.args, self.result):
+            if not isinstance(tensor_type(value).element_type, AnyFloat):
+                raise VerifyException(f"map works on float tensors, got {value.type}")
         shapes = [tensor_type(a).get_shape() for a in self.args]
         check_map(self.kind, shapes, tensor_type(self.result).get_shape())
 

@@ -1,11 +1,14 @@
 """A schedule: every decision about one kernel that changes its speed and not its meaning. Plain data.
 
-It stands in the IR as `#tile.schedule<...>`; the fields, their defaults and what they may be are this file's table.
+It stands in the IR as `#tile.schedule<...>`; the fields, their defaults and what they may be are this file's table, and
+so are the schedules that each target starts from.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
+
+from emmy.targets import Target
 
 TRANSPORTS = ("auto", "cp_async", "plain", "tma")
 ROLES = ("unified", "specialized")
@@ -79,3 +82,122 @@ class Schedule:
 
 SCHEDULE_FIELDS: dict[str, object] = {f.name: f.default for f in fields(Schedule)}
 """Field name -> default, in declaration order."""
+
+
+# ---- what a target can run -------------------------------------------------------------------------------------------
+
+LATER = {"transport": "tma", "roles": "specialized"}
+"""Words of a schedule that no pass of this version can lower."""
+
+ELEMENTWISE_BLOCK = (32, 256)
+"""Tile (rows, columns) of a kernel without a product."""
+
+ADDRESS_REGISTERS = 24
+"""Registers that a product's main loop needs beside accumulators and fragments: addresses, counters (measured: 20-30)."""
+
+
+def shared_bytes(schedule: Schedule, result_bytes: int = 2, operand_bytes: int = 2) -> int:
+    """Bytes of shared memory of a product: the operand ring, which the staged result tile overlays once it is drained.
+
+    `result_bytes`, `operand_bytes`: of one element.
+    """
+    rows, columns, depth = schedule.block
+    ring = schedule.stages * (rows + columns) * depth * operand_bytes
+    return max(ring, rows * columns * result_bytes if schedule.epilogue == "shared" else 0)
+
+
+def least_registers(schedule: Schedule, f16_sums: bool = False) -> int:
+    """32-bit registers that a thread of a product cannot do without: accumulators, one set of fragments, addresses."""
+    rows, columns = (schedule.block[axis] // schedule.warps[axis] for axis in (0, 1))
+    accumulators = rows * columns // (64 if f16_sums else 32)
+    return accumulators + (rows + columns) * 16 // 64 + ADDRESS_REGISTERS
+
+
+def problem_on_target(schedule: Schedule, target: Target, result_bytes: int = 2, f16_sums: bool = False) -> str | None:
+    """One sentence about why a target cannot run a product of 16-bit operands with this schedule, or None.
+
+    `result_bytes`: of one element of the result. `f16_sums`: whether accumulators are f16.
+    """
+    for name, word in LATER.items():
+        if getattr(schedule, name) == word:
+            others = [w for w in CHOICES[name] if w != word]
+            return f"{name} = {word} is not supported by this version; use {' or '.join(others)}"
+    needed, limit = shared_bytes(schedule, result_bytes), target.shared_bytes_per_block
+    if needed > limit:
+        return (
+            f"it needs {needed} bytes of shared memory, and a CTA of {target.name} has {limit}; reduce block or stages"
+        )
+    if schedule.threads > target.max_threads:
+        return f"it has {schedule.threads} threads, and a CTA of {target.name} has at most {target.max_threads}"
+    needed = least_registers(schedule, f16_sums)
+    limit = min(target.registers_per_thread, target.registers_per_sm // schedule.threads)
+    if needed > limit:
+        return f"each thread needs at least {needed} registers and can have {limit}; use more warps or a smaller block"
+    return None
+
+
+# ---- where a target starts from --------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A schedule to choose from; `rate`: tensor throughput of full waves of it, relative to the target's best."""
+
+    schedule: Schedule
+    rate: float
+
+
+def _tiles(*rows: tuple[tuple[int, int, int], tuple[int, int], int, float]) -> tuple[Candidate, ...]:
+    """Candidates of rows (block, warps, stages, rate)."""
+    return tuple(
+        Candidate(Schedule(block=block, warps=warps, stages=stages, transport="cp_async"), rate)
+        for block, warps, stages, rate in rows
+    )
+
+
+# Rates of 128x256 and 128x128 are measured on an H200 at 4096^3 (0.660 and 0.621 of cuBLAS); the others follow from the
+# shared-memory traffic of a multiply-add, which grows as the warp tile shrinks, and wait for a measurement.
+_LARGE_SHARED = _tiles(
+    ((128, 256, 64), (2, 4), 3, 1.0),
+    ((128, 128, 64), (2, 2), 3, 0.92),
+    ((64, 128, 64), (2, 2), 4, 0.75),
+    ((128, 64, 64), (2, 2), 4, 0.75),
+    ((64, 64, 64), (2, 2), 5, 0.55),
+)
+# With 99 KB of shared memory: a depth of 32 keeps four stages of the large tile, and two CTAs of the next one on an SM.
+_SMALL_SHARED = _tiles(
+    ((128, 256, 32), (2, 4), 4, 1.0),
+    ((128, 128, 32), (2, 2), 3, 0.92),
+    ((64, 128, 64), (2, 2), 3, 0.75),
+    ((128, 64, 64), (2, 2), 3, 0.75),
+    ((64, 64, 64), (2, 2), 4, 0.55),
+)
+
+CANDIDATES: dict[str, tuple[Candidate, ...]] = {
+    "sm_80": _LARGE_SHARED,
+    "sm_89": _SMALL_SHARED,
+    "sm_90a": _LARGE_SHARED,
+    "sm_120a": _SMALL_SHARED,
+}
+"""Target name -> the schedules that `choose_schedule` picks from, largest tile first."""
+
+UNKNOWN_SIZE = 65536
+"""What a `?` dimension counts as: large enough that full waves decide."""
+
+
+def choose_schedule(
+    target: Target, m: int | None, n: int | None, batch: int | None = 1, result_bytes: int = 2
+) -> Schedule:
+    """The candidate whose waves over the target's SMs take least time: waves x elements of a tile / rate.
+
+    `m`, `n`: rows and columns of the result; `batch`: number of products; None for what is known at run time only.
+    """
+    rows, columns = (UNKNOWN_SIZE if size is None else size for size in (m, n))
+
+    def time(candidate: Candidate) -> float:
+        block_m, block_n, _ = candidate.schedule.block
+        tiles = -(-rows // block_m) * -(-columns // block_n) * (1 if batch is None else batch)
+        return -(-tiles // target.sms) * block_m * block_n / candidate.rate
+
+    legal = [c for c in CANDIDATES[target.name] if not problem_on_target(c.schedule, target, result_bytes)]
+    return min(legal, key=time).schedule

@@ -1,0 +1,363 @@
+"""Level 1 to level 2: `lower-tensor-op` turns products and elementwise chains into kernels over tiles and their launches.
+
+Accepts: functions of one block that hold `tensor_op.matmul` (each with its `emmy.schedule`), `map`, `cast` and
+`func.return`, over f16, bf16 and f32 tensors; `?` dimensions, transposes and leading batch dimensions are fine.
+Guarantees: no tensor_op op is left; for each group of `emmy.lowering.fusion` there are one `tile.kernel` after the function
+and, in the function, the `tile.alloc` of its results and its `tile.launch`. Results are the same numbers: every `map` is
+computed in f32 and rounded to its own type, as level 1 says, even where a chain stays in registers. Ops that nothing reads
+are dropped.
+
+    func.func @mm(%a: tensor<?x64xf16>, %b: tensor<256x64xf16>) -> tensor<?x256xf16> {
+      %y = tensor_op.matmul %a, %b transpose_b {emmy.schedule = #tile.schedule<block = [128, 128, 64], warps = [2, 2]>} : ..
+      func.return %y : tensor<?x256xf16>
+    }
+becomes
+    func.func @mm(%a: tensor<?x64xf16>, %b: tensor<256x64xf16>) -> tensor<?x256xf16> {
+      %size = tile.dim %a, 0 : tensor<?x64xf16>
+      %y = tile.alloc [%size] : tensor<?x256xf16>
+      ..                                                           // %ctas = ceil(%size / 128) * 2
+      tile.launch @mm_kernel[%ctas] (%a, %b, %y) : ..
+      func.return %y : tensor<?x256xf16>
+    }
+    tile.kernel @mm_kernel(%a: !tile.view<?x64xf16>, %b: !tile.view<256x64xf16>, %y: !tile.view<?x256xf16>) schedule <..> {
+      %m, %n = tile.grid [%M by 128, %N by 128] raster 8
+      %acc = scf.for %k = .. { tile.load, tile.load, tile.dot }    // no iteration if K is 0: the result is zeros
+      %y_tile = tile.cast %acc : ..
+      tile.store %y_tile, %y[%m, %n] : ..
+    }
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import cast
+
+from xdsl.context import Context
+from xdsl.dialects import arith, func, scf
+from xdsl.dialects.builtin import (
+    BFloat16Type,
+    Float16Type,
+    Float32Type,
+    FloatAttr,
+    IntegerAttr,
+    ModuleOp,
+    f16,
+    f32,
+)
+from xdsl.ir import Attribute, Block, Operation, Region, SSAValue
+from xdsl.passes import ModulePass
+
+from emmy.dialects.common import DYNAMIC
+from emmy.dialects.tensor_op import (
+    AccumulateAttr,
+    MapOp,
+    MatmulOp,
+    TensorOp,
+    accumulation_policy,
+    contraction,
+    tensor_type,
+)
+from emmy.dialects.tile import (
+    AllocOp,
+    CastOp,
+    DimOp,
+    DotOp,
+    FillOp,
+    GridOp,
+    Index,
+    KernelOp,
+    LaunchOp,
+    LoadOp,
+    ScheduleAttr,
+    StoreOp,
+    TileType,
+    ViewType,
+)
+from emmy.dialects.tile import MapOp as TileMapOp
+from emmy.errors import EmmyError
+from emmy.locations import location_of
+from emmy.lowering.fusion import Group, group_ops
+from emmy.passes.emitter import Emitter
+from emmy.schedules import ELEMENTWISE_BLOCK
+
+LEVEL1_OPS = tuple(TensorOp.operations)
+MAX_SIZE = 2**31 - 1
+
+
+@dataclass(frozen=True)
+class LowerTensorOp(ModulePass):
+    """See the module's docstring. Raises `EmmyError` for a product without a schedule and for ops that it does not know."""
+
+    name = "lower-tensor-op"
+
+    def apply(self, ctx: Context, op: ModuleOp) -> None:
+        names = {o.sym_name.data for o in op.body.block.ops if isinstance(o, func.FuncOp | KernelOp)}
+        for function in [o for o in op.body.block.ops if isinstance(o, func.FuncOp)]:
+            if any(isinstance(inner, LEVEL1_OPS) for inner in function.walk()):
+                lower_function(op, function, names)
+
+
+def lower_function(module: ModuleOp, function: func.FuncOp, names: set[str]) -> None:
+    """Lower one function; its kernels are added after it. `names` are the module's symbols, kept up to date."""
+    ops = _level1_ops(function)
+    groups, anchor = group_ops(ops), cast(Operation, function)
+    for i, group in enumerate(groups):
+        name = _fresh(f"{function.sym_name.data}_kernel{i if len(groups) > 1 else ''}", names)
+        kernel = _elementwise_kernel(name, group) if group.matmul is None else _matmul_kernel(name, group, group.matmul)
+        module.body.block.insert_op_after(kernel, anchor)
+        anchor = kernel
+        _launch(function.body.block, group, kernel)
+    for op in reversed(ops):
+        op.detach()
+        op.erase()
+
+
+def _level1_ops(function: func.FuncOp) -> list[Operation]:
+    """The tensor_op ops of a function in order, after dropping those that nothing reads; other ops are errors."""
+    if len(function.body.blocks) != 1:
+        raise EmmyError("a function of tensor_op ops has one block", location_of(function))
+    ops: list[Operation] = []
+    for op in reversed(list(function.body.block.ops)):
+        if isinstance(op, func.ReturnOp):
+            continue
+        if not isinstance(op, LEVEL1_OPS):
+            message = f"a function of tensor_op ops holds only them and func.return; got '{op.name}'"
+            raise EmmyError(message, location_of(op))
+        if not any(r.uses for r in op.results):
+            op.detach()
+            op.erase()
+            continue
+        _check_types(op)
+        ops.insert(0, op)
+    return ops
+
+
+def _check_types(op: Operation) -> None:
+    for value in (*op.operands, *op.results):
+        tensor = tensor_type(value)
+        if not isinstance(tensor.element_type, Float16Type | BFloat16Type | Float32Type):
+            raise EmmyError(f"kernels work on f16, bf16 and f32 tensors, got {tensor}", location_of(op))
+        if any(size > MAX_SIZE for size in tensor.get_shape()):
+            raise EmmyError(f"a dimension of {tensor} is over {MAX_SIZE}, the largest 32-bit size", location_of(op))
+    if not tensor_type(op.results[0]).get_shape():
+        raise EmmyError(f"kernels work on tensors of rank 1 and more, got {op.results[0].type}", location_of(op))
+
+
+def _fresh(name: str, names: set[str]) -> str:
+    while name in names:
+        name += "_"
+    names.add(name)
+    return name
+
+
+# ---- the host's side -------------------------------------------------------------------------------------------------
+
+
+def _launch(block: Block, group: Group, kernel: KernelOp) -> None:
+    """Allocate the group's results and launch its kernel where the group's last op stands; readers take the new tensors."""
+    emit = Emitter(block, group.ops[-1], anchor=group.ops[-1])
+    blocks = next(op for op in kernel.block.ops if isinstance(op, GridOp)).get_blocks()
+    dims: dict[tuple[SSAValue, int], SSAValue] = {}
+
+    def size(tensor: SSAValue, axis: int) -> SSAValue:
+        if (tensor, axis) not in dims:
+            dims[tensor, axis] = emit.value(DimOp(tensor, axis))
+            dims[tensor, axis].name_hint = "size"
+        return dims[tensor, axis]
+
+    inputs, outputs = group.inputs(), group.outputs()
+    results: list[SSAValue] = []
+    for value in outputs:
+        sizes = [size(*_size_source(group, axis)) for axis in _dynamic_axes(group, tensor_type(value).get_shape())]
+        results.append(emit.value(AllocOp(sizes, value.type)))
+        results[-1].name_hint = value.name_hint
+    tiles = prod(-(-s // b) for s, b in zip(group.shape, blocks, strict=True) if s != DYNAMIC)
+    ctas = _constant(emit, tiles, "tiles")
+    for axis in _dynamic_axes(group, group.shape):
+        extent = size(*_size_source(group, axis))
+        if blocks[axis] > 1:
+            extent = emit.value(arith.CeilDivUIOp(extent, _constant(emit, blocks[axis], f"c{blocks[axis]}")))
+        ctas = emit.value(arith.MuliOp(extent, ctas))
+        ctas.name_hint = "ctas"
+    emit(LaunchOp(kernel.sym_name.data, ctas, [*inputs, *results]))
+    ops = set(group.ops)
+    for value, result in zip(outputs, results, strict=True):
+        value.replace_uses_with_if(result, lambda use: use.operation not in ops)
+
+
+def _dynamic_axes(group: Group, shape: Sequence[int]) -> list[int]:
+    """The axes of the group's grid that are the `?` dimensions of a value of the group."""
+    skip = len(group.shape) - len(shape)
+    return [skip + i for i, s in enumerate(shape) if s == DYNAMIC]
+
+
+def _size_source(group: Group, axis: int) -> tuple[SSAValue, int]:
+    """The input tensor, and its axis, whose size is that of an axis of the group's grid."""
+    rank, matmul = len(group.shape), group.matmul
+    if matmul is not None:
+        if axis == rank - 1:
+            return matmul.b, rank - 2 if matmul.transpose_b is not None else rank - 1
+        return matmul.a, rank - 1 if axis == rank - 2 and matmul.transpose_a is not None else axis
+    for tensor in group.inputs():
+        shape = tensor_type(tensor).get_shape()
+        own = axis - (rank - len(shape))
+        if own >= 0 and shape[own] == DYNAMIC:
+            return tensor, own
+    message = f"dimension {axis} of the result is `?`, but no operand has it"
+    raise EmmyError(message, location_of(group.ops[-1]))
+
+
+def _constant(emit: Emitter, number: int, hint: str) -> SSAValue:
+    value = emit.value(arith.ConstantOp(IntegerAttr(number, Index)))
+    value.name_hint = hint
+    return value
+
+
+# ---- kernels ---------------------------------------------------------------------------------------------------------
+
+
+class Body:
+    """A kernel under construction: its views, the offsets of its tile, and the tile of every tensor computed so far."""
+
+    def __init__(self, group: Group, blocks: Sequence[int], raster: int):
+        self.group = group
+        self.blocks = tuple(blocks)
+        tensors = [*group.inputs(), *group.outputs()]
+        types = [ViewType.get(tensor_type(t).get_shape(), tensor_type(t).element_type) for t in tensors]
+        self.block = Block(arg_types=types)
+        self.emit = Emitter(self.block, group.matmul or group.ops[0])
+        self.views: dict[SSAValue, SSAValue] = dict(zip(tensors, self.block.args, strict=True))
+        for tensor, view in self.views.items():
+            view.name_hint = tensor.name_hint
+        self.tiles: dict[SSAValue, SSAValue] = {}
+        self.constants: dict[int, SSAValue] = {}
+        extents = [self.extent(*self._axis(i)) for i in range(len(self.blocks))]
+        grid = self.emit(GridOp(extents, self.blocks, raster))
+        self.offsets = tuple(grid.results)
+        for offset, hint in zip(reversed(self.offsets), "nmb", strict=False):
+            offset.name_hint = hint
+
+    def _axis(self, axis: int) -> tuple[SSAValue | None, int]:
+        """(tensor, its axis) of a `?` axis of the grid, or (None, size)."""
+        size = self.group.shape[axis]
+        return (None, size) if size != DYNAMIC else _size_source(self.group, axis)
+
+    def extent(self, tensor: SSAValue | None, axis: int) -> SSAValue:
+        """The size of an axis of an input, or the constant `axis`."""
+        if tensor is None:
+            return self.constant(axis)
+        size = self.emit.value(DimOp(self.views[tensor], axis))
+        size.name_hint = f"{tensor.name_hint or 'size'}_{axis}"
+        return size
+
+    def constant(self, number: int) -> SSAValue:
+        """An index constant, one op for each number."""
+        if number not in self.constants:
+            self.constants[number] = _constant(self.emit, number, f"c{number}")
+        return self.constants[number]
+
+    def box(self, tensor: SSAValue) -> tuple[list[SSAValue], TileType]:
+        """Where the tile of a tensor lies, and its type: sizes of 1 broadcast, leading batch sizes are left out."""
+        type_ = tensor_type(tensor)
+        shape = type_.get_shape()
+        skip = len(self.blocks) - len(shape)
+        broadcast = [s == 1 and self.group.shape[skip + i] != 1 for i, s in enumerate(shape)]
+        indices = [self.constant(0) if b else self.offsets[skip + i] for i, b in enumerate(broadcast)]
+        sizes = [1 if b else self.blocks[skip + i] for i, b in enumerate(broadcast)]
+        return indices, TileType.get(sizes[-2:], type_.element_type)
+
+    def tile(self, tensor: SSAValue) -> SSAValue:
+        """The tile of a tensor: computed before, or loaded now."""
+        if tensor not in self.tiles:
+            indices, type_ = self.box(tensor)
+            self.tiles[tensor] = self.emit.value(LoadOp(self.views[tensor], indices, type_))
+            self.tiles[tensor].name_hint = tensor.name_hint
+        return self.tiles[tensor]
+
+    def cast(self, tile: SSAValue, element: Attribute) -> SSAValue:
+        """The tile, rounded to another type if it is not of that type."""
+        type_ = cast(TileType, tile.type)
+        if type_.element_type == element:
+            return tile
+        return self.emit.value(CastOp(tile, TileType.get(type_.get_shape(), element)))
+
+    def finish(self, name: str, schedule: ScheduleAttr | None) -> KernelOp:
+        """Compute the elementwise ops, store the outputs; the kernel."""
+        for op in self.group.elementwise:
+            self.emit.at(op)
+            self.tiles[op.results[0]] = self._compute(op)
+        for value in self.group.outputs():
+            self.emit.at(cast(Operation, value.owner))
+            self.emit(StoreOp(self.tiles[value], self.views[value], self.box(value)[0]))
+        kernel = KernelOp(name, schedule, Region(self.block))
+        kernel.location = (self.group.matmul or self.group.ops[0]).location
+        return kernel
+
+    def _compute(self, op: Operation) -> SSAValue:
+        element = tensor_type(op.results[0]).element_type
+        if not isinstance(op, MapOp):
+            return self.cast(self.tile(op.operands[0]), element)
+        # In f32, then one rounding: what a map means, and what the hardware has every function for.
+        args = [self.cast(self.tile(arg), f32) for arg in op.args]
+        shape = self.box(op.result)[1].get_shape()
+        return self.cast(self.emit.value(TileMapOp(op.kind, args, TileType.get(shape, f32))), element)
+
+
+def _elementwise_kernel(name: str, group: Group) -> KernelOp:
+    rank = len(group.shape)
+    blocks = ELEMENTWISE_BLOCK[-1:] if rank == 1 else (*([1] * (rank - 2)), *ELEMENTWISE_BLOCK[:2])
+    return Body(group, blocks, raster=1).finish(name, None)
+
+
+def _matmul_kernel(name: str, group: Group, matmul: MatmulOp) -> KernelOp:
+    schedule = matmul.attributes.get("emmy.schedule")
+    if not isinstance(schedule, ScheduleAttr):
+        message = "this product has no emmy.schedule; run assign-schedule{target=..} before lower-tensor-op"
+        raise EmmyError(message, location_of(matmul))
+    rows, columns, _ = schedule.data.block
+    body = Body(group, (*([1] * (len(group.shape) - 2)), rows, columns), schedule.data.raster)
+    policy = accumulation_policy(matmul)
+    result = tensor_type(matmul.result)
+    accumulated = _contract(body, matmul, schedule, policy)
+    body.tiles[matmul.result] = body.cast(accumulated, result.element_type)
+    return body.finish(name, schedule)
+
+
+def _contract(body: Body, matmul: MatmulOp, schedule: ScheduleAttr, policy: AccumulateAttr) -> SSAValue:
+    """The loop over K: a tile of f32, or of f16 if the policy sums in f16 throughout."""
+    (rows, columns, step), emit = schedule.data.block, body.emit
+    transpose_a, transpose_b = matmul.transpose_a is not None, matmul.transpose_b is not None
+    element = tensor_type(matmul.a).element_type
+    sum_type = TileType.get((rows, columns), f16 if policy.policy.data == "f16" else f32)
+    a_type = TileType.get((step, rows) if transpose_a else (rows, step), element)
+    b_type = TileType.get((columns, step) if transpose_b else (step, columns), element)
+    bounds = body.constant(0), _depth(body, matmul), body.constant(step)
+    zero = emit.value(FillOp(FloatAttr(0.0, cast(Float32Type, sum_type.element_type)), sum_type))
+    zero.name_hint = "zero"
+    loop_body = Block(arg_types=[Index, sum_type])
+    (k, partial), (*batch, m, n) = loop_body.args, body.offsets
+    k.name_hint, partial.name_hint = "k", "sum"
+    inner = emit.inside(loop_body)
+    a = inner.value(LoadOp(body.views[matmul.a], [*batch, *((k, m) if transpose_a else (m, k))], a_type))
+    b = inner.value(LoadOp(body.views[matmul.b], [*batch, *((n, k) if transpose_b else (k, n))], b_type))
+    a.name_hint, b.name_hint = "x", "w"
+    total = inner.value(DotOp(a, b, partial, transpose_a, transpose_b, policy))
+    total.name_hint = "total"
+    inner(scf.YieldOp(total))
+    accumulated = emit(scf.ForOp(*bounds, [zero], loop_body)).results[0]
+    accumulated.name_hint = "acc"
+    return accumulated
+
+
+def _depth(body: Body, matmul: MatmulOp) -> SSAValue:
+    """The contraction's size: a constant if either operand has it."""
+    shapes = tensor_type(matmul.a).get_shape(), tensor_type(matmul.b).get_shape()
+    transpose_a = matmul.transpose_a is not None
+    *_, of_a, of_b = contraction(*shapes, transpose_a, matmul.transpose_b is not None)
+    static = next((s for s in (of_a, of_b) if s != DYNAMIC), None)
+    if static is not None:
+        return body.constant(static)
+    rank = len(shapes[0])
+    return body.extent(matmul.a, rank - 2 if transpose_a else rank - 1)

@@ -1,0 +1,120 @@
+"""`assign-schedule{target=sm_90a}`: write down how each product will be computed, before anything depends on it.
+
+Accepts: level 1. Guarantees: every `tensor_op.matmul` has `emmy.schedule`, and the target can run each of them. A schedule
+that stands in the text stays as it is; the others come from the target's table in `emmy.schedules`, by the number of waves
+of CTAs over its SMs (a `?` dimension counts as large). Options of the pass replace single fields of what the table gives.
+
+    %y = tensor_op.matmul %a, %b : (tensor<?x3840xf16>, tensor<3840x4096xf16>) -> tensor<?x4096xf16>
+becomes
+    %y = tensor_op.matmul %a, %b {emmy.schedule = #tile.schedule<block = [128, 256, 64], warps = [2, 4], ..>} : ..
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from math import prod
+from typing import Any
+
+from xdsl.context import Context
+from xdsl.dialects.builtin import Float32Type, ModuleOp
+from xdsl.ir import Attribute
+from xdsl.passes import ModulePass
+
+from emmy.atoms import get_atom
+from emmy.dialects.common import DYNAMIC
+from emmy.dialects.tensor_op import AccumulateAttr, MatmulOp, accumulation_policy, tensor_type
+from emmy.dialects.tile import ScheduleAttr
+from emmy.errors import EmmyError
+from emmy.locations import location_of
+from emmy.schedules import Schedule, choose_schedule, problem_on_target
+from emmy.targets import Target, get_target
+
+GRIDS = {"block": ("block_m", "block_n", "block_k"), "warps": ("warps_m", "warps_n")}
+SCALARS = ("stages", "transport", "roles", "raster", "fragments", "epilogue", "sites", "promote")
+
+
+@dataclass(frozen=True)
+class AssignSchedule(ModulePass):
+    """See the module's docstring. An option of 0 or "" (opt_level: -1) leaves the table's choice.
+
+    Raises `EmmyError` at the product whose schedule the target cannot run.
+    """
+
+    name = "assign-schedule"
+
+    target: str = "sm_90a"
+    block_m: int = 0
+    block_n: int = 0
+    block_k: int = 0
+    warps_m: int = 0
+    warps_n: int = 0
+    stages: int = 0
+    transport: str = ""
+    roles: str = ""
+    raster: int = 0
+    fragments: int = 0
+    epilogue: str = ""
+    sites: str = ""
+    promote: int = 0
+    opt_level: int = -1
+
+    def apply(self, ctx: Context, op: ModuleOp) -> None:
+        target = get_target(self.target)
+        for matmul in op.walk():
+            if isinstance(matmul, MatmulOp):
+                self.assign(matmul, target)
+
+    def assign(self, matmul: MatmulOp, target: Target) -> None:
+        """Give one product a schedule unless it has one; check it either way."""
+        policy, result_bytes = accumulation_policy(matmul), _bytes(tensor_type(matmul.result).element_type)
+        pinned = matmul.attributes.get("emmy.schedule")
+        if pinned is None:
+            *batch, m, n = tensor_type(matmul.result).get_shape()
+            sizes = _static((m,)), _static((n,)), _static(batch)
+            schedule = self.override(choose_schedule(target, *sizes, result_bytes=result_bytes))
+        elif isinstance(pinned, ScheduleAttr):
+            schedule = pinned.data
+        else:
+            raise EmmyError(f"emmy.schedule is a #tile.schedule<..>, got {pinned}", location_of(matmul))
+        problem = (
+            schedule.problem()
+            or problem_on_target(schedule, target, result_bytes, policy.policy.data == "f16")
+            or _problem_with_atom(schedule, matmul, policy, target)
+        )
+        if problem:
+            raise EmmyError(f"illegal schedule: {problem}", location_of(matmul))
+        matmul.attributes["emmy.schedule"] = ScheduleAttr.get(schedule)
+
+    def override(self, schedule: Schedule) -> Schedule:
+        """The schedule with the fields that this pass's options set."""
+        changes: dict[str, Any] = {name: getattr(self, name) for name in SCALARS if getattr(self, name)}
+        for name, options in GRIDS.items():
+            values = zip(options, getattr(schedule, name), strict=True)
+            changes[name] = tuple(getattr(self, option) or value for option, value in values)
+        if self.opt_level >= 0:
+            changes["opt_level"] = self.opt_level
+        return replace(schedule, **changes)
+
+
+def _problem_with_atom(schedule: Schedule, matmul: MatmulOp, policy: AccumulateAttr, target: Target) -> str | None:
+    """The target has the atom for these types; promotion happens at least as often as the policy wants."""
+    try:
+        accumulator = "f32" if policy.policy.data == "f32" else "f16"
+        get_atom(schedule.atom, str(tensor_type(matmul.a).element_type), accumulator, target.name)
+    except EmmyError as error:
+        return error.message
+    if schedule.promote and policy.policy.data != "hybrid":
+        return f"promote belongs to the hybrid policy, and this product accumulates in {policy.policy.data}"
+    if schedule.promote > policy.max_k.data:
+        return f"promote = {schedule.promote} is more than the policy's max_k = {policy.max_k.data}"
+    return None
+
+
+def _static(sizes: Sequence[int]) -> int | None:
+    """The product of sizes, or None if one is known at run time only."""
+    return None if DYNAMIC in sizes else prod(sizes)
+
+
+def _bytes(element: Attribute) -> int:
+    return 4 if isinstance(element, Float32Type) else 2
