@@ -1,0 +1,538 @@
+"""`lower-tile`: level 2 to level 3. Loads become rings of shared memory, tiles become fragments of warps.
+
+The kernel's loop nest is written twice: once for the producer, which keeps the loads as copies and what they need, and
+once for the consumer, which keeps everything else. `tile_rings` decides which loads share a ring; this file writes the
+two halves.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from xdsl.context import Context
+from xdsl.dialects import arith, scf
+from xdsl.dialects.builtin import AnyFloat, IntegerAttr, ModuleOp
+from xdsl.ir import Block, Operation, Region, SSAValue
+from xdsl.passes import ModulePass
+from xdsl.traits import is_side_effect_free
+
+from emmy.atoms import get_atom
+from emmy.dialects import async_copy, mma, tile
+from emmy.dialects.tensor_op import AccumulateAttr, contraction
+from emmy.errors import EmmyError
+from emmy.locations import location_of
+from emmy.lowering.tile_rings import (
+    Ring,
+    Slice,
+    copy_slice,
+    in_block,
+    plan_rings,
+    stays_at_top,
+    tile_type,
+    touches_tiles,
+    unique_name,
+    view_name,
+)
+from emmy.passes.emitter import Emitter
+from emmy.schedules import Schedule
+from emmy.targets import TARGETS, get_target
+
+OpT = TypeVar("OpT", bound=Operation)
+
+
+@dataclass(frozen=True)
+class LowerTile(ModulePass):
+    """Contract: rewrites the body of every `tile.kernel` that holds tiles into one `async_copy.producer` and one
+    `async_copy.consumer`.
+
+    Accepts kernels with a schedule and, over tiles of rank 1 or 2: `tile.load`, `fill`, `dot` (operands loaded), `map`,
+    `cast`, `store`, in any nest of `scf.for`; index arithmetic anywhere. Other tile ops are an EmmyError that names them.
+
+    Guarantees:
+    * each load is a field of an inbound pipeline; loads of one loop body with one place of last use share a pipeline
+      with the schedule's `stages`, loads outside loops have pipelines of one slot;
+    * a slot is waited for just before its first use and released just after its last one; every pipeline is drained at
+      the end of the producer, and in the consumer after the outermost op that uses it;
+    * a tile value is a fragment of place c: rows split over warp axis 0, columns over axis 1, sizes of 1 held by all; a
+      `dot` is one `mma.mma` for each k-step of the atom, in order of k;
+    * a store goes through an outbound pipeline of one slot where the schedule's epilogue is `shared`, unless the tile is
+      larger than both the loops' rings and the memory of a CTA (of `target`, by default of the smallest one): then,
+      and with epilogue `direct`, it is `mma.store_global`;
+    * an accumulation policy that is more than the types say (hybrid) stays on `mma.mma`.
+
+    Before:
+        %acc = scf.for %k = %c0 to %K step %c64 iter_args(%s = %zero) -> (!tile.tile<128x256xf32>) {
+          %x = tile.load %a[%m, %k] : ...
+          %y = tile.load %b[%n, %k] : ...
+          %d = tile.dot %x, %y into %s transpose_b : ...
+          scf.yield %d
+        }
+    After:
+        async_copy.pipeline @ab stages 3 {"a" = !tile.tile<128x64xf16>, "b" = !tile.tile<256x64xf16>}
+        async_copy.producer {
+          scf.for ... { acquire @ab; copy %a[%m, %k] -> %slot["a"]; copy %b[%n, %k] -> %slot["b"]; commit @ab }
+          async_copy.drain @ab
+        }
+        async_copy.consumer {
+          scf.for ... { wait @ab; (mma.load a, mma.load b, mma.mma) for k = 0, 16, 32, 48; release @ab }
+          async_copy.drain @ab
+          ...
+        }
+    """
+
+    name = "lower-tile"
+    target: str | None = None
+
+    def apply(self, ctx: Context, op: ModuleOp) -> None:
+        targets = TARGETS.values() if self.target is None else [get_target(self.target)]
+        limit = min(target.shared_bytes_per_block for target in targets)
+        for kernel in list(op.walk()):
+            if isinstance(kernel, tile.KernelOp) and any(touches_tiles(inner) for inner in kernel.block.ops):
+                lower_kernel(kernel, limit)
+
+
+@dataclass(frozen=True, eq=False)
+class Outbound:
+    """The pipeline of one store: its name and its only field."""
+
+    name: str
+    field: str
+    store: tile.StoreOp
+
+
+@dataclass(frozen=True, eq=False)
+class Plan:
+    """What both halves are written from. `staying` are the ops of the kernel that remain before the halves."""
+
+    kernel: tile.KernelOp
+    schedule: Schedule
+    rings: list[Ring]
+    outbound: dict[tile.StoreOp, Outbound]
+    copies: Slice
+    staying: set[Operation]
+
+    def rings_inside(self, op: Operation) -> list[Ring]:
+        """Rings that are filled and read inside a loop."""
+        return [ring for ring in self.rings if op.is_ancestor(ring.block)]
+
+    def outermost(self, op: Operation) -> Operation:
+        """The op of the kernel's block that holds `op`."""
+        return in_block(op, self.kernel.block)
+
+
+def lower_kernel(kernel: tile.KernelOp, limit: int) -> None:
+    """Rewrite one kernel; `limit` is the bytes of shared memory that a staged result may always take."""
+    plan = make_plan(kernel, limit)
+    producer, consumer = Block(), Block()
+    ProducerHalf(plan).build(producer)
+    ConsumerHalf(plan).build(consumer)
+    old = [op for op in kernel.block.ops if op not in plan.staying]
+    top = Emitter(kernel.block, kernel, kernel.block.first_op)
+    for ring in plan.rings:
+        top.at(ring.filled_at)(async_copy.PipelineOp(ring.name, ring.stages, ring.field_types))
+    for out in plan.outbound.values():
+        fields = {out.field: tile_type(out.store.value)}
+        top.at(out.store)(async_copy.PipelineOp(out.name, 1, fields, outbound=True))
+    for op in reversed(old):
+        op.detach()
+        op.erase(safe_erase=False)
+    end = Emitter(kernel.block, kernel)
+    end(async_copy.ProducerOp(Region(producer)))
+    end(async_copy.ConsumerOp(Region(consumer)))
+    erase_dead(kernel)
+
+
+def make_plan(kernel: tile.KernelOp, limit: int) -> Plan:
+    """Decide the pipelines of a kernel. Raises EmmyError if it has no schedule."""
+    if kernel.schedule is None:
+        raise EmmyError(
+            f"kernel @{kernel.sym_name.data} has no schedule: run assign-schedule, or write `schedule <...>` after its views",
+            location_of(kernel),
+        )
+    schedule = kernel.schedule.data
+    rings = plan_rings(kernel, schedule.stages)
+    loops = sum(r.stages * sum(tile_bytes(t) for t in r.field_types.values()) for r in rings)
+    taken = {ring.name for ring in rings}
+    outbound: dict[tile.StoreOp, Outbound] = {}
+    if schedule.epilogue == "shared":
+        for op in kernel.walk():
+            if isinstance(op, tile.StoreOp) and tile_bytes(tile_type(op.value)) <= max(limit, loops):
+                outbound[op] = Outbound(unique_name("out", taken), view_name(op.view, "c"), op)
+    staying: set[Operation] = set()
+    for op in kernel.block.ops:
+        if stays_at_top(op, staying):
+            staying.add(op)
+    copies = copy_slice(kernel, [load for ring in rings for load in ring.fields])
+    return Plan(kernel, schedule, rings, outbound, copies, staying)
+
+
+def tile_bytes(type_: tile.TileType) -> int:
+    """Bytes of a tile's elements."""
+    assert isinstance(type_.element_type, AnyFloat)
+    return math.prod(type_.get_shape()) * type_.element_type.bitwidth // 8
+
+
+def erase_dead(kernel: tile.KernelOp) -> None:
+    """Erase pure ops whose results nobody uses: each half has copied index arithmetic that only the other one needs."""
+    for op in reversed(list(kernel.walk())):
+        unused = op.results and all(result.first_use is None for result in op.results)
+        if unused and op is not kernel and is_side_effect_free(op):
+            op.detach()
+            op.erase()
+
+
+# ---- the producer ----------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class ProducerHalf:
+    """Writes the filling half: the loops around loads, with a ring's copies where its last load stood."""
+
+    plan: Plan
+    values: dict[SSAValue, SSAValue] = field(default_factory=dict[SSAValue, SSAValue])
+    cursors: dict[Ring, SSAValue] = field(default_factory=dict[Ring, SSAValue])
+
+    def build(self, block: Block) -> None:
+        """Fill the producer's block."""
+        emit = Emitter(block, self.plan.kernel)
+        for op in self.plan.kernel.block.ops:
+            for ring in self.plan.rings:
+                if self.plan.outermost(ring.filled_at) is op:
+                    cursor = emit.at(op).value(async_copy.BeginFillOp(ring.name))
+                    self.cursors[ring] = hint(cursor, f"{ring.name}_fill")
+            self.convert(op, emit.at(op))
+        for ring in self.plan.rings:
+            emit.at(ring.filled_at)(async_copy.DrainOp(ring.name))
+
+    def convert(self, op: Operation, emit: Emitter) -> None:
+        """What the producer does of one op of level 2: copies, loops, and index arithmetic that these need."""
+        for ring in self.plan.rings:
+            if ring.filled_at is op:
+                self.fill(ring, emit)
+        if op in self.plan.copies.ops and op not in self.plan.staying:
+            if isinstance(op, scf.ForOp):
+                self.loop(op, emit)
+            else:
+                emit(op.clone(self.values))
+
+    def fill(self, ring: Ring, emit: Emitter) -> None:
+        """Acquire a slot, copy each field into it, commit it."""
+        acquire = emit(async_copy.AcquireOp(self.cursors[ring]))
+        self.cursors[ring] = hint(acquire.next, f"{ring.name}_next")
+        slot = hint(acquire.slot, f"{ring.name}_slot")
+        for load, name in ring.fields.items():
+            indices = [self.values.get(index, index) for index in load.indices]
+            emit.at(load)(async_copy.CopyOp(load.view, indices, slot, name))
+        emit(async_copy.CommitOp(slot))
+
+    def loop(self, op: scf.ForOp, emit: Emitter) -> None:
+        """The same loop, carrying the iteration arguments that offsets need and the cursors of the rings inside."""
+        old, carried, rings = op.body.block, self.plan.copies.carries(op), self.plan.rings_inside(op)
+        starts = [self.values.get(op.iter_args[i], op.iter_args[i]) for i in carried]
+        starts += [self.cursors[ring] for ring in rings]
+        bounds = [self.values.get(v, v) for v in (op.lb, op.ub, op.step)]
+        body = Block(arg_types=[old.args[0].type, *(v.type for v in starts)])
+        for number, arg in zip([0, *(i + 1 for i in carried)], body.args, strict=False):
+            self.values[old.args[number]] = hint(arg, old.args[number].name_hint)
+        for ring, arg in zip(rings, body.args[1 + len(carried) :], strict=True):
+            self.cursors[ring] = hint(arg, f"{ring.name}_cursor")
+        inner = emit.inside(body)
+        for inside in old.ops:
+            self.convert(inside, inner.at(inside))
+        last = old.last_op
+        assert last is not None
+        ends = [self.values.get(last.operands[i], last.operands[i]) for i in carried]
+        inner.at(last)(scf.YieldOp(*ends, *(self.cursors[ring] for ring in rings)))
+        new = emit.at(op)(scf.ForOp(bounds[0], bounds[1], bounds[2], starts, body))
+        for i, result in zip(carried, new.results, strict=False):
+            self.values[op.results[i]] = hint(result, op.results[i].name_hint)
+        for ring, result in zip(rings, new.results[len(carried) :], strict=True):
+            self.cursors[ring] = hint(result, f"{ring.name}_fill")
+
+
+def hint(value: SSAValue, name: str | None) -> SSAValue:
+    """Name a value for readers of the text."""
+    value.name_hint = name
+    return value
+
+
+# ---- the consumer ----------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class ConsumerHalf:
+    """Writes the reading half: tiles as fragments, waits and releases around the uses of slots, results on their way out.
+
+    `prelude` collects constants and this warp's offsets, which come first in the block.
+    """
+
+    plan: Plan
+    values: dict[SSAValue, SSAValue] = field(default_factory=dict[SSAValue, SSAValue])
+    cursors: dict[Ring | Outbound, SSAValue] = field(default_factory=dict["Ring | Outbound", SSAValue])
+    slots: dict[SSAValue, tuple[SSAValue, str]] = field(default_factory=dict[SSAValue, tuple[SSAValue, str]])
+    loaded: dict[tuple[SSAValue, Block], SSAValue] = field(default_factory=dict[tuple[SSAValue, Block], SSAValue])
+    prelude: list[Operation] = field(default_factory=list[Operation])
+    constants: dict[int, SSAValue] = field(default_factory=dict[int, SSAValue])
+    offsets: dict[tuple[int, int], SSAValue] = field(default_factory=dict[tuple[int, int], SSAValue])
+    carried: list[Ring | Outbound] = field(default_factory=list["Ring | Outbound"])
+
+    def build(self, block: Block) -> None:
+        """Fill the consumer's block."""
+        kernel, emit = self.plan.kernel, Emitter(block, self.plan.kernel)
+        for op in self.plan.staying:
+            if isinstance(op, arith.ConstantOp) and isinstance(op.value, IntegerAttr) and op.result.type == mma.Index:
+                self.constants.setdefault(op.value.value.data, op.result)
+        for op in kernel.block.ops:
+            if op in self.plan.staying:
+                continue
+            self.begin(op, emit.at(op))
+            self.convert(op, emit.at(op))
+            self.end(op, emit.at(op))
+        for new in self.prelude:
+            new.location = kernel.location
+        if block.first_op is None:
+            block.add_ops(self.prelude)
+        else:
+            block.insert_ops_before(self.prelude, block.first_op)
+
+    def begin(self, op: Operation, emit: Emitter) -> None:
+        """The first cursors of the pipelines whose uses begin in `op`, an op of the kernel's block."""
+        for ring in self.plan.rings:
+            if self.plan.outermost(ring.first_use) is op:
+                self.cursors[ring] = hint(emit.value(async_copy.BeginReadOp(ring.name)), f"{ring.name}_read")
+        for out in self.plan.outbound.values():
+            if self.plan.outermost(out.store) is op:
+                self.cursors[out] = hint(emit.value(async_copy.BeginFillOp(out.name)), f"{out.name}_fill")
+
+    def end(self, op: Operation, emit: Emitter) -> None:
+        """Drain the pipelines whose uses end in `op`, an op of the kernel's block."""
+        for ring in self.plan.rings:
+            if self.plan.outermost(ring.last_use) is op:
+                emit(async_copy.DrainOp(ring.name))
+        for out in self.plan.outbound.values():
+            if self.plan.outermost(out.store) is op:
+                emit(async_copy.DrainOp(out.name))
+
+    def convert(self, op: Operation, emit: Emitter) -> None:
+        """One op of level 2, with the waits before it and the releases after it."""
+        for ring in self.plan.rings:
+            if ring.first_use is op:
+                self.wait(ring, emit)
+        convert = CONVERSIONS.get(type(op))
+        if convert is not None:
+            convert(self, op, emit)
+        elif is_side_effect_free(op) and not touches_tiles(op):
+            emit(op.clone(self.values))
+        else:
+            raise EmmyError(f"lower-tile cannot lower {op.name} yet", location_of(op))
+        if not isinstance(op, scf.YieldOp):
+            self.release_after(op, emit)
+
+    def wait(self, ring: Ring, emit: Emitter) -> None:
+        """Wait for the next slot of a ring; its fields can be read from here on."""
+        wait = emit(async_copy.WaitOp(self.cursors[ring]))
+        self.cursors[ring] = hint(wait.next, f"{ring.name}_next")
+        slot = hint(wait.slot, f"{ring.name}_slot")
+        for load, name in ring.fields.items():
+            self.slots[load.result] = (slot, name)
+
+    def release_after(self, op: Operation, emit: Emitter) -> None:
+        """Release the slots whose last use `op` is."""
+        for ring in self.plan.rings:
+            if ring.last_use is op:
+                slot, _ = self.slots[next(iter(ring.fields)).result]
+                emit.at(op)(async_copy.ReleaseOp(slot))
+
+    # ---- where a warp's part of a tile is
+
+    def constant(self, number: int) -> SSAValue:
+        """An index constant, made once."""
+        if number not in self.constants:
+            op = arith.ConstantOp(IntegerAttr(number, mma.Index))
+            self.prelude.append(op)
+            self.constants[number] = hint(op.result, f"c{number}")
+        return self.constants[number]
+
+    def offset(self, axis: int, extent: int) -> SSAValue:
+        """Element offset of this warp's part of `extent` elements that are split over a warp axis."""
+        warps = self.plan.schedule.warps
+        if extent == 1 or warps[axis] == 1:
+            return self.constant(0)
+        if (axis, extent) not in self.offsets:
+            warp = mma.WarpOp(axis, warps)
+            each = self.constant(extent // warps[axis])
+            at = arith.MuliOp(warp.result, each)
+            self.prelude += [warp, at]
+            hint(warp.result, ("warp_m", "warp_n")[axis])
+            self.offsets[axis, extent] = hint(at.result, ("row", "col")[axis])
+        return self.offsets[axis, extent]
+
+    def part(self, axis: int, extent: int, step: int, op: Operation) -> int:
+        """How many of `extent` rows (axis 0) or columns (axis 1) one warp has: whole steps of the atom, or the only one."""
+        warps = self.plan.schedule.warps[axis]
+        if extent != 1 and extent % (warps * step):
+            raise EmmyError(
+                f"{extent} {('rows', 'columns')[axis]} of a tile do not split over {warps} warps "
+                f"in multiples of {step}, as {self.plan.schedule.atom} needs",
+                location_of(op),
+            )
+        return extent if extent == 1 else extent // warps
+
+    def fragment_type(self, type_: tile.TileType, op: Operation) -> mma.FragmentType:
+        """What one warp holds of a tile: a fragment of place c. Rank 1 is one row."""
+        shape = type_.get_shape()
+        if len(shape) > 2:
+            raise EmmyError(
+                f"lower-tile takes tiles of rank 1 or 2; {op.name} has one of rank {len(shape)}", location_of(op)
+            )
+        rows, cols = (1, *shape)[-2:]
+        atom = get_atom(self.plan.schedule.atom, "f16", "f32")
+        held = (self.part(0, rows, atom.m, op), self.part(1, cols, atom.n, op))
+        return mma.FragmentType.get(held, type_.element_type, "c", self.plan.schedule.atom)
+
+    def position(self, shape: Sequence[int]) -> list[SSAValue]:
+        """Element offsets of this warp's part in a tile, one for each dimension."""
+        return [self.offset(axis, extent) for axis, extent in zip((0, 1)[-len(shape) :], shape, strict=True)]
+
+    # ---- values
+
+    def value(self, old: SSAValue, op: Operation, emit: Emitter) -> SSAValue:
+        """What stands for a value of level 2 in `op`: a fragment for a tile (read from its slot, if it was loaded)."""
+        if old not in self.slots:
+            return self.values.get(old, old)
+        if (old, emit.block) not in self.loaded:
+            slot, name = self.slots[old]
+            indices = self.position(tile_type(old).get_shape())
+            load = mma.LoadOp(slot, name, indices, self.fragment_type(tile_type(old), op))
+            self.loaded[old, emit.block] = hint(emit.value(load), old.name_hint)
+        return self.loaded[old, emit.block]
+
+    def define(self, old: SSAValue, new: SSAValue) -> None:
+        """From now on `new` stands for `old`."""
+        self.values[old] = hint(new, old.name_hint)
+
+    # ---- ops
+
+    def load(self, op: tile.LoadOp, emit: Emitter) -> None:
+        """Nothing: the uses of a load read its slot."""
+
+    def fill(self, op: tile.FillOp, emit: Emitter) -> None:
+        """The same fragment in every warp."""
+        self.define(op.result, emit.value(mma.FillOp(op.value, self.fragment_type(tile_type(op.result), op))))
+
+    def map(self, op: tile.MapOp, emit: Emitter) -> None:
+        """Elementwise on fragments: sizes of 1 and scalars broadcast as they do on tiles."""
+        args = [self.value(arg, op, emit) for arg in op.args]
+        self.define(op.result, emit.value(mma.MapOp(op.kind, args, self.fragment_type(tile_type(op.result), op))))
+
+    def cast(self, op: tile.CastOp, emit: Emitter) -> None:
+        """The same fragment with another element type."""
+        type_ = self.fragment_type(tile_type(op.result), op)
+        self.define(op.result, emit.value(mma.ConvertOp(self.value(op.arg, op, emit), type_)))
+
+    def dot(self, op: tile.DotOp, emit: Emitter) -> None:
+        """One `mma.mma` for each k-step; a and b are read from their slots, transposed if they are stored that way."""
+        a, b, c = (tile_type(v) for v in (op.a, op.b, op.acc))
+        ta, tb = op.transpose_a is not None, op.transpose_b is not None
+        acc, held = self.value(op.acc, op, emit), self.fragment_type(c, op)
+        m, n, k, _ = contraction(a.get_shape(), b.get_shape(), ta, tb)
+        try:
+            atom = get_atom(self.plan.schedule.atom, str(a.element_type), str(c.element_type))
+        except EmmyError as error:
+            raise EmmyError(error.message, location_of(op)) from error
+        if k % atom.k:
+            raise EmmyError(f"a dot over {k} elements of K is not whole k-steps of {atom.k}", location_of(op))
+        row, col = self.offset(0, m), self.offset(1, n)
+        rows, cols = held.get_shape()
+        a_type = mma.FragmentType.get((rows, atom.k), a.element_type, "a", atom.name)
+        b_type = mma.FragmentType.get((cols, atom.k), b.element_type, "b", atom.name)
+        policy = policy_left(op.accumulate, str(c.element_type))
+        (slot_a, field_a), (slot_b, field_b) = self.slot_of(op.a, "a", op), self.slot_of(op.b, "b", op)
+        for step in range(k // atom.k):
+            at = self.constant(step * atom.k)
+            fa = emit.value(mma.LoadOp(slot_a, field_a, [at, row] if ta else [row, at], a_type, ta))
+            fb = emit.value(mma.LoadOp(slot_b, field_b, [col, at] if tb else [at, col], b_type, not tb))
+            acc = emit.value(mma.MmaOp(hint(fa, f"a{step}"), hint(fb, f"b{step}"), acc, policy))
+        self.define(op.result, acc)
+
+    def slot_of(self, operand: SSAValue, place: str, op: tile.DotOp) -> tuple[SSAValue, str]:
+        """Slot and field of an operand of a dot."""
+        if operand not in self.slots:
+            raise EmmyError(f"lower-tile takes operand {place} of a tile.dot from a tile.load only", location_of(op))
+        return self.slots[operand]
+
+    def store(self, op: tile.StoreOp, emit: Emitter) -> None:
+        """Through the store's outbound pipeline, or straight from registers."""
+        shape, value = tile_type(op.value).get_shape(), self.value(op.value, op, emit)
+        if len(shape) != 2 or 1 in shape:
+            raise EmmyError("lower-tile stores tiles that have several rows and columns", location_of(op))
+        indices = [self.values.get(index, index) for index in op.indices]
+        out = self.plan.outbound.get(op)
+        if out is None:
+            moved = [emit.value(arith.AddiOp(i, at)) for i, at in zip(indices[-2:], self.position(shape), strict=True)]
+            emit(mma.StoreGlobalOp(value, op.view, [*indices[:-2], *moved]))
+            return
+        acquire = emit(async_copy.AcquireOp(self.cursors[out]))
+        self.cursors[out] = hint(acquire.next, f"{out.name}_next")
+        slot = hint(acquire.slot, f"{out.name}_slot")
+        emit(mma.StoreOp(value, slot, out.field, self.position(shape)))
+        emit(async_copy.StoreOp(slot, out.field, op.view, indices))
+        emit(async_copy.CommitOp(slot))
+
+    def loop(self, op: scf.ForOp, emit: Emitter) -> None:
+        """The same loop over fragments, carrying the cursors of the pipelines inside."""
+        old, outer = op.body.block, self.carried
+        stores = [out for out in self.plan.outbound.values() if op.is_ancestor(out.store)]
+        self.carried = [*self.plan.rings_inside(op), *stores]
+        starts = [self.value(arg, op, emit) for arg in op.iter_args] + [self.cursors[ring] for ring in self.carried]
+        bounds = [self.values.get(v, v) for v in (op.lb, op.ub, op.step)]
+        body = Block(arg_types=[old.args[0].type, *(v.type for v in starts)])
+        for arg, new in zip(old.args, body.args, strict=False):
+            self.define(arg, new)
+        for ring, new in zip(self.carried, body.args[len(old.args) :], strict=True):
+            self.cursors[ring] = hint(new, f"{ring.name}_cursor")
+        inner = emit.inside(body)
+        for inside in old.ops:
+            self.convert(inside, inner.at(inside))
+        loop = emit.at(op)(scf.ForOp(bounds[0], bounds[1], bounds[2], starts, body))
+        for result, new in zip(op.results, loop.results, strict=False):
+            self.define(result, new)
+        for ring, new in zip(self.carried, loop.results[len(op.results) :], strict=True):
+            self.cursors[ring] = hint(new, f"{ring.name}_done")
+        self.carried = outer
+
+    def yield_(self, op: scf.YieldOp, emit: Emitter) -> None:
+        """The end of a loop's body: slots whose last use it is are released just before."""
+        ends = [self.value(arg, op, emit) for arg in op.arguments]
+        self.release_after(op, emit)
+        emit(scf.YieldOp(*ends, *(self.cursors[ring] for ring in self.carried)))
+
+
+def policy_left(policy: AccumulateAttr | None, accumulator: str) -> AccumulateAttr | None:
+    """The policy, unless an accumulator of this type is all that it asks for."""
+    return None if policy is None or policy.policy.data == accumulator else policy
+
+
+CONVERSIONS: dict[type[Operation], Callable[[ConsumerHalf, Operation, Emitter], None]] = {}
+"""How the consumer writes each op of level 2; what is not here is index arithmetic, or an error."""
+
+
+def _register(op: type[OpT], convert: Callable[[ConsumerHalf, OpT, Emitter], None]) -> None:
+    def typed(half: ConsumerHalf, operation: Operation, emit: Emitter) -> None:
+        assert isinstance(operation, op)
+        convert(half, operation, emit)
+
+    CONVERSIONS[op] = typed
+
+
+_register(tile.LoadOp, ConsumerHalf.load)
+_register(tile.FillOp, ConsumerHalf.fill)
+_register(tile.MapOp, ConsumerHalf.map)
+_register(tile.CastOp, ConsumerHalf.cast)
+_register(tile.DotOp, ConsumerHalf.dot)
+_register(tile.StoreOp, ConsumerHalf.store)
+_register(scf.ForOp, ConsumerHalf.loop)
+_register(scf.YieldOp, ConsumerHalf.yield_)
