@@ -7,25 +7,19 @@ from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
-from xdsl.dialects.builtin import FileLineColLoc, ModuleOp, TensorType
+from xdsl.dialects.builtin import ModuleOp, TensorType
 from xdsl.dialects.func import FuncOp, ReturnOp
 from xdsl.ir import Attribute, Operation, SSAValue
 
 from emmy.dialects import tile
 from emmy.dialects.common import DYNAMIC
-from emmy.errors import EmmyError, SourceLocation
+from emmy.errors import EmmyError
 from emmy.interpreters.scalars import evaluate_scalar, numpy_dtype
+from emmy.passes.protocol import location_of
 
 Array = NDArray[Any]
 RunKernel = Callable[[Operation, list[Array], int], None]
 """Runs all CTAs of one kernel op: (kernel, arrays of its views, number of CTAs). Arrays are written in place."""
-
-
-def location_of(op: Operation) -> SourceLocation | None:
-    """Where the text of an op stands, if that is known."""
-    if not isinstance(op.location, FileLineColLoc):
-        return None
-    return SourceLocation(op.location.filename.data, op.location.line.data, op.location.column.data)
 
 
 def find_symbol(module: ModuleOp, name: str) -> Operation | None:

@@ -1,0 +1,81 @@
+"""What the passes over pipelines share: which ring an op belongs to, what consumes a slot, where an op stands in the text."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NoReturn
+
+from xdsl.dialects import scf
+from xdsl.dialects.builtin import FileLineColLoc
+from xdsl.ir import Operation, SSAValue
+
+from emmy.dialects import async_copy as ac
+from emmy.dialects.tile import KernelOp
+from emmy.errors import EmmyError, SourceLocation
+
+Step = ac.AcquireOp | ac.CommitOp | ac.WaitOp | ac.ReleaseOp
+"""The four ops that move a ticket of a ring."""
+
+PROTOCOL_OPS = (ac.AcquireOp, ac.CopyOp, ac.CommitOp, ac.WaitOp, ac.ReleaseOp, ac.StoreOp, ac.DrainOp)
+"""Ops with a meaning in tickets; `lower-transport` leaves none of them."""
+
+EVENT_OPS = (ac.SlotOp, ac.CpAsyncOp, ac.PlainCopyOp, ac.PlainStoreOp, ac.CommitGroupOp, ac.WaitGroupOp, ac.BarrierOp)
+"""Ops that `lower-transport` makes."""
+
+
+def location_of(op: Operation | None) -> SourceLocation | None:
+    """Where the text of an op (or of the nearest op around it that knows) stands."""
+    while op is not None:
+        if isinstance(op.location, FileLineColLoc):
+            return SourceLocation(op.location.filename.data, op.location.line.data, op.location.column.data)
+        op = op.parent_op()
+    return None
+
+
+def fail(op: Operation, message: str) -> NoReturn:
+    """Raise the EmmyError of one sentence at an op's place."""
+    raise EmmyError(message, location_of(op))
+
+
+def pipelines_of(kernel: KernelOp) -> dict[str, ac.PipelineOp]:
+    """The pipelines of a kernel by name, in the order of the text."""
+    return {op.sym_name.data: op for op in kernel.block.ops if isinstance(op, ac.PipelineOp)}
+
+
+def ring_of(op: Operation) -> str | None:
+    """The pipeline that a step, begin, drain or slot op names; None for any other op."""
+    if isinstance(op, Step | ac.BeginFillOp | ac.BeginReadOp | ac.DrainOp | ac.SlotOp):
+        return op.pipeline.root_reference.data
+    return None
+
+
+def steps(op: Operation) -> Iterator[Step]:
+    """All steps in an op's regions (itself included), in the order of the text."""
+    for nested in op.walk():
+        if isinstance(nested, Step):
+            yield nested
+
+
+def is_cursor(value: SSAValue) -> bool:
+    """Is the value a cursor of some pipeline?"""
+    return isinstance(value.type, ac.CursorType)
+
+
+def equivalent(one: SSAValue, other: SSAValue) -> bool:
+    """Do two values hold the same number, as far as their pure defining ops show?"""
+    if one is other:
+        return True
+    a, b = one.owner, other.owner
+    if not isinstance(a, Operation) or not isinstance(b, Operation) or a.name != b.name or a.regions or b.regions:
+        return False
+    if a.name.startswith("async_copy.") or a.properties != b.properties or len(a.operands) != len(b.operands):
+        return False
+    if one.type != other.type or list(a.results).index(one) != list(b.results).index(other):  # pyright: ignore
+        return False
+    return all(equivalent(x, y) for x, y in zip(a.operands, b.operands, strict=True))
+
+
+def same_loop(one: scf.ForOp, other: scf.ForOp) -> bool:
+    """Do two loops run over the same values?"""
+    bounds = ((one.lb, other.lb), (one.ub, other.ub), (one.step, other.step))
+    return all(equivalent(a, b) for a, b in bounds)
