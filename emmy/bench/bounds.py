@@ -1,0 +1,74 @@
+"""How large an error may be: the rounding of the result, plus what the accumulation policy loses.
+
+Everything is relative to rms(C), over all elements. The rounding floor is measured, not assumed: it is the RMS of
+rounding the reference itself to the result's dtype (2.07e-4 of rms(C) for f16 and normal data). What accumulation adds
+was measured on tensor cores (`mma.sync` and `wgmma` alike, normal data, against float64):
+
+* f32 accumulators truncate, so the error grows with K: RMS 4.9e-6 at K = 4096, 1.9e-5 at 16384, that is 1.2e-9 K;
+* f16 accumulators: 2.35e-3 at K = 4096, 4.69e-3 at 16384, that is 3.7e-5 sqrt(K);
+* hybrid (f16 partial sums of at most 64 elements): at most twice the f32 policy's total for an f16 result, 4e-4 for an
+  f32 one, independent of K.
+
+The bounds leave a factor of about 2.5 on the f32 term and 1.5 on the f16 term. The element-wise bound allows each
+element half a unit in its last place and eight times the accumulation's RMS.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from emmy.errors import EmmyError
+
+# Half a unit in the last place, relative to the value: 2^-(mantissa bits + 1).
+HALF_ULP = {"f16": 2.0**-11, "bf16": 2.0**-8, "f32": 2.0**-24, "i32": 0.0, "i8": 0.0}
+POLICIES = ("f32", "hybrid", "f16")
+MAX_OVER_RMS = 8.0
+
+
+@dataclass(frozen=True)
+class ErrorSums:
+    """Sums over all elements, of a result against a reference in higher precision."""
+
+    elements: int
+    not_finite: int  # elements of the result that are NaN or infinite
+    squared_error: float
+    squared_reference: float
+    squared_rounding: float  # of rounding the reference to the result's dtype
+    largest_error: float
+    largest_excess: float  # of |error| - |reference| * HALF_ULP
+
+
+def accumulation_rms(policy: str, k: int, dtype: str, floor: float) -> float:
+    """The RMS error, over rms(C), that accumulating `k` products may add to the rounding floor."""
+    f32 = 3e-9 * k + 1e-6
+    if policy == "f32":
+        return f32
+    if policy == "f16":
+        return 5.5e-5 * math.sqrt(k) + f32
+    if policy == "hybrid":
+        return 4e-4 if dtype == "f32" else floor + 2 * f32
+    raise EmmyError(f"unknown accumulation policy '{policy}'; there are {', '.join(POLICIES)}")
+
+
+def judge(sums: ErrorSums, policy: str, k: int, dtype: str) -> dict[str, Any]:
+    """The errors as fractions of rms(C), their bounds, and `ok`. Non-finite elements never pass."""
+    rms = math.sqrt(sums.squared_reference / max(sums.elements, 1)) or 1.0
+    floor = math.sqrt(sums.squared_rounding / max(sums.elements, 1)) / rms
+    rms_error = math.sqrt(sums.squared_error / max(sums.elements, 1)) / rms
+    added = accumulation_rms(policy, k, dtype, floor)
+    rms_bound, excess_bound = 1.02 * floor + added, MAX_OVER_RMS * added
+    excess = sums.largest_excess / rms
+    # A reference beyond the dtype's range has no finite rounding, and then nothing is proved.
+    ok = sums.not_finite == 0 and math.isfinite(floor) and rms_error <= rms_bound and excess <= excess_bound
+    return {
+        "ok": ok,
+        "not_finite": sums.not_finite,
+        "rms_error": rms_error,
+        "rms_bound": rms_bound,
+        "rounding_floor": floor,
+        "max_error": sums.largest_error / rms,
+        "max_excess": excess,
+        "max_excess_bound": excess_bound,
+    }

@@ -1,0 +1,148 @@
+"""What the benchmark runner is asked to do: `cases.json` in a folder of artefacts, and the data that cases run on.
+
+`cases.json` is a list of objects:
+
+    artefact   folder of the artefact, relative to the file
+    entry      the entry to call
+    shapes     {argument: [sizes]}
+    name       what results are listed under (default: entry and shapes)
+    data       "normal" (standard normal, rounded to the dtype) or "integers" (uniform in -magnitude..magnitude)
+    magnitude  of integer data (default 4): keep magnitude^2 * K under 2^24 for f32 sums, under 2^11 for f16 ones
+    seed       of the data (default 0)
+    time       whether to time it (default true)
+    expect     a .npy file, relative to cases.json, with the bits that the first result must have (see `save_bits`)
+    policy     accumulation policy for the error bound: "f32" (default), "hybrid" or "f16"
+    suite      a tag; the geometric mean is over cases tagged "six"
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import fnmatch
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+
+from emmy.artefact import DTYPES, Array, ArrayInfo, Artefact, EntrySpec, evaluate, row_major, run_on_emulator
+from emmy.errors import EmmyError
+
+DATA_KINDS = ("normal", "integers")
+
+
+@dataclass(frozen=True)
+class Case:
+    """One line of `cases.json`; the module's docstring explains the fields."""
+
+    artefact: str
+    entry: str
+    shapes: dict[str, list[int]]
+    name: str = ""
+    data: str = "normal"
+    magnitude: int = 4
+    seed: int = 0
+    time: bool = True
+    expect: str | None = None
+    policy: str = "f32"
+    suite: str | None = None
+
+    @staticmethod
+    def parse(fields: Mapping[str, Any]) -> Case:
+        """A case from its JSON object. `EmmyError` for unknown or missing fields and unknown kinds of data."""
+        known = {field.name for field in dataclasses.fields(Case)}
+        unknown = sorted(set(fields) - known)
+        missing = sorted({"artefact", "entry", "shapes"} - set(fields))
+        if unknown or missing:
+            raise EmmyError(f"a case has unknown fields {unknown} and lacks {missing}; the fields are {sorted(known)}")
+        case = Case(**fields)
+        if case.data not in DATA_KINDS:
+            raise EmmyError(f"case '{case.name}' asks for data '{case.data}'; there is {' and '.join(DATA_KINDS)}")
+        if not case.name:
+            sizes = " ".join("x".join(map(str, shape)) for shape in case.shapes.values())
+            return dataclasses.replace(case, name=f"{case.entry} {sizes}")
+        return case
+
+
+def load_cases(directory: Path, only: str | None = None) -> list[Case]:
+    """The cases of `directory` whose name matches the shell pattern `only` (or contains it)."""
+    try:
+        listed = cast("list[dict[str, Any]]", json.loads((directory / "cases.json").read_text()))
+    except (OSError, ValueError) as error:
+        raise EmmyError(f"'{directory}' has no readable cases.json ({error})") from error
+    cases = [Case.parse(fields) for fields in listed]
+    return [case for case in cases if only is None or only in case.name or fnmatch.fnmatch(case.name, only)]
+
+
+def shapes_of(case: Case, entry: EntrySpec) -> list[tuple[int, ...]]:
+    """The shape of each argument, in the entry's order."""
+    names = [argument["name"] for argument in entry["arguments"]]
+    if sorted(names) != sorted(case.shapes):
+        raise EmmyError(f"case '{case.name}' has shapes for {sorted(case.shapes)}; the entry's arguments are {names}")
+    return [tuple(case.shapes[name]) for name in names]
+
+
+def work_of(case: Case, entry: EntrySpec) -> dict[str, Any]:
+    """The entry's `work` with its expressions evaluated for the case's shapes; empty if it has none."""
+    shapes = dict(zip([argument["name"] for argument in entry["arguments"]], shapes_of(case, entry), strict=True))
+    strides = {name: row_major(shape) for name, shape in shapes.items()}
+    work = entry.get("work", {})
+    return {
+        key: value if isinstance(value, (str, bool)) else evaluate(value, shapes, strides)
+        for key, value in work.items()
+    }
+
+
+def infos_of(case: Case, entry: EntrySpec) -> list[ArrayInfo]:
+    """What `bind` takes, for a call with the case's shapes."""
+    shapes = shapes_of(case, entry)
+    return [ArrayInfo(argument["dtype"], shape) for argument, shape in zip(entry["arguments"], shapes, strict=True)]
+
+
+def integer_data(shape: Sequence[int], seed: int, position: int, magnitude: int) -> Array:
+    """Small integers for the argument at `position`, as int8. RandomState's stream is frozen by NumPy's policy, so
+    that a result computed on one machine can be compared bit for bit on another."""
+    generator = np.random.RandomState(seed * 1000 + position)
+    return generator.randint(-magnitude, magnitude + 1, size=tuple(shape), dtype=np.int8)
+
+
+def numpy_inputs(case: Case, entry: EntrySpec) -> list[Array]:
+    """The case's arguments as NumPy arrays."""
+    inputs: list[Array] = []
+    for position, (argument, shape) in enumerate(zip(entry["arguments"], shapes_of(case, entry), strict=True)):
+        if case.data == "integers":
+            data = integer_data(shape, case.seed, position, case.magnitude)
+        else:
+            data = np.random.RandomState(case.seed * 1000 + position).standard_normal(shape)
+        inputs.append(data.astype(DTYPES[argument["dtype"]]))
+    return inputs
+
+
+def bits(array: Array) -> Array:
+    """The array as unsigned integers of its width, so that NaN, -0 and bf16 compare and save as they are."""
+    return array.view(f"u{array.dtype.itemsize}")
+
+
+def save_bits(path: Path, array: Array) -> None:
+    """Write what `expect` names."""
+    np.save(path, bits(np.ascontiguousarray(array)))
+
+
+def write_expectation(directory: Path, case: Case) -> None:
+    """Run an integer case on the emulator and write the file that its `expect` names."""
+    if case.expect is None or case.data != "integers":
+        raise EmmyError(f"case '{case.name}' needs integer data and a file to expect")
+    artefact = Artefact.load(directory / case.artefact)
+    results, _ = run_on_emulator(artefact, case.entry, numpy_inputs(case, artefact.entry(case.entry)))
+    save_bits(directory / case.expect, results[0])
+
+
+def write_cases(directory: Path, cases: Sequence[Case]) -> None:
+    """Write `cases.json`, leaving out fields at their defaults."""
+    defaults = {field.name: field.default for field in dataclasses.fields(Case)}
+    listed = [
+        {key: value for key, value in dataclasses.asdict(case).items() if value != defaults[key]} for case in cases
+    ]
+    (directory / "cases.json").write_text(json.dumps(listed, indent=1) + "\n")

@@ -1,0 +1,297 @@
+"""Check and time one case on a CUDA device, with PyTorch for data, references and peers.
+
+What is checked: nothing is written outside the result (guard bytes around every buffer), every element of the result is
+written (it starts as NaN), the error against a float32 or float64 product of the same rounded operands, equality bit
+for bit for integer data and between repeated launches.
+
+What is timed: our call and `torch.matmul`, alternating in one process, each launch between two events with the L2
+flushed before it; the figure is the median over the rounds.
+"""
+
+from __future__ import annotations
+
+import importlib
+import math
+import statistics
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from emmy.artefact import DTYPES, bind
+from emmy.bench.bounds import HALF_ULP, ErrorSums, judge
+from emmy.bench.cases import Case, infos_of, integer_data, shapes_of, work_of
+from emmy.device_arrays import TORCH_DTYPES
+from emmy.runtime import CudaModule
+
+GUARD_BYTES = 1 << 16  # on either side of a buffer; a multiple of the alignment that PyTorch's allocator gives
+POISON = 0xFF  # as every byte: NaN in f16, bf16, f32
+FLUSH_BYTES = 256 << 20
+BLOCK_ELEMENTS = 1 << 27  # of a reference held at a time
+FLOAT64_FLOPS = 2e10  # products up to this size get a float64 reference
+REPEAT_SHARE = 0.35  # of a case's time limit that repeated launches may take
+WARM_UP_CALLS = 3
+HOST_CALLS = 50
+
+Block: TypeAlias = tuple[tuple[Any, ...], Any]  # where in the result, and the reference's values there
+
+
+class Guarded:
+    """A tensor with guard bytes before and after it, all poisoned at first."""
+
+    def __init__(self, torch: Any, shape: Sequence[int], dtype: str, device: str):
+        self.nbytes = math.prod(shape) * DTYPES[dtype].itemsize
+        self.memory = torch.full((self.nbytes + 2 * GUARD_BYTES,), POISON, dtype=torch.uint8, device=device)
+        inner = self.memory[GUARD_BYTES : GUARD_BYTES + self.nbytes]
+        self.tensor = inner.view(getattr(torch, TORCH_DTYPES[dtype])).view(tuple(shape))
+
+    def poison(self) -> None:
+        self.memory.fill_(POISON)
+
+    def intact(self) -> bool:
+        """Whether no guard byte was changed."""
+        head, tail = self.memory[:GUARD_BYTES], self.memory[GUARD_BYTES + self.nbytes :]
+        return bool((head == POISON).all()) and bool((tail == POISON).all())
+
+
+class Measurement:
+    """One case, ready to run: inputs on the device, guarded results, the module that computes it."""
+
+    def __init__(self, module: CudaModule, case: Case, directory: Path, device: str = "cuda"):
+        self.torch: Any = importlib.import_module("torch")
+        self.module, self.case, self.directory, self.device = module, case, directory, device
+        self.entry = module.artefact.entry(case.entry)
+        self.work = work_of(case, self.entry)
+        call = bind(self.entry, infos_of(case, self.entry))
+        self.outputs = [Guarded(self.torch, b.shape, b.dtype, device) for b in call.results]
+        self.result_dtype = call.results[0].dtype
+        self.inputs = [
+            self._input(position, argument["dtype"], shape)
+            for position, (argument, shape) in enumerate(
+                zip(self.entry["arguments"], shapes_of(case, self.entry), strict=True)
+            )
+        ]
+        self.args = [guarded.tensor for guarded in self.inputs]
+        self.outs = [guarded.tensor for guarded in self.outputs]
+
+    def _input(self, position: int, dtype: str, shape: Sequence[int]) -> Guarded:
+        torch = self.torch
+        guarded = Guarded(torch, shape, dtype, self.device)
+        if self.case.data == "integers":
+            data = integer_data(shape, self.case.seed, position, self.case.magnitude)
+            guarded.tensor.copy_(torch.from_numpy(data))
+        else:
+            generator = torch.Generator(device=self.device).manual_seed(self.case.seed * 1000 + position)
+            guarded.tensor.copy_(torch.randn(tuple(shape), generator=generator, device=self.device))
+        return guarded
+
+    def launch(self) -> None:
+        self.module.run(self.case.entry, self.args, out=self.outs)
+
+    def synchronize(self) -> None:
+        self.torch.cuda.synchronize()
+
+    def check(self) -> dict[str, Any]:
+        """Run once and compare. `ok`, the errors, and a `message` if something is wrong."""
+        self.launch()
+        self.synchronize()
+        guards = [guarded.intact() for guarded in (*self.inputs, *self.outputs)]
+        if not all(guards):
+            names = [argument["name"] for argument in self.entry["arguments"]]
+            names += [result["name"] for result in self.entry["results"]]
+            broken = [name for name, whole in zip(names, guards, strict=True) if not whole]
+            return {"ok": False, "message": f"bytes outside {', '.join(broken)} were overwritten"}
+        found: dict[str, Any] = {"ok": True}
+        if not self.outs[0].numel():
+            return found
+        if self.case.expect is not None:
+            found |= self._compare_expected()
+        if self.work.get("kind") in REFERENCES:
+            compared = self._compare_integers() if self.case.data == "integers" else self._compare_reference()
+            found = {**compared, **found, "ok": found["ok"] and compared["ok"]}
+        elif self.case.expect is None:
+            return {"ok": False, "message": f"no reference for work of kind '{self.work.get('kind')}'"}
+        return found
+
+    def _compare_expected(self) -> dict[str, Any]:
+        torch = self.torch
+        wanted = np.load(self.directory / str(self.case.expect))
+        names = {1: torch.uint8, 2: torch.int16, 4: torch.int32}
+        signed = np.ascontiguousarray(wanted).view({1: np.uint8, 2: np.int16, 4: np.int32}[wanted.dtype.itemsize])
+        got = self.outs[0].view(names[self.outs[0].element_size()])
+        if tuple(wanted.shape) != tuple(got.shape) or wanted.dtype.itemsize != got.element_size():
+            return {"ok": False, "message": f"the expected result has shape {wanted.shape}"}
+        different = int((got != torch.from_numpy(signed).to(self.device)).sum())
+        found: dict[str, Any] = {"ok": different == 0, "differ_from_expected": different}
+        return found | ({"message": f"{different} elements differ from the expected bits"} if different else {})
+
+    def _compare_integers(self) -> dict[str, Any]:
+        """Every partial sum is an integer that the reference represents, so that results are equal or wrong."""
+        exact_in_f32 = self.work.get("k", 1) * self.case.magnitude**2 < 2**24
+        dtype = self.torch.float32 if exact_in_f32 else self.torch.float64
+        out, wrong, worst = self.outs[0], 0, 0.0
+        for where, reference in self._reference_blocks(dtype):
+            got, wanted = out[where], reference.to(out.dtype)
+            wrong += int((got != wanted).sum())  # NaN differs from everything
+            worst = max(worst, float((got.to(dtype) - reference).abs().nan_to_num(math.inf).max()))
+        found = {"ok": wrong == 0, "error": {"ok": wrong == 0, "wrong_elements": wrong, "largest_difference": worst}}
+        return found | ({"message": f"{wrong} of {out.numel()} integer elements are wrong"} if wrong else {})
+
+    def _compare_reference(self) -> dict[str, Any]:
+        torch, out = self.torch, self.outs[0]
+        dtype = torch.float64 if self.work.get("flops", 0) <= FLOAT64_FLOPS else torch.float32
+        sums = [0.0, 0.0, 0.0]
+        largest, excess, not_finite, elements = 0.0, -math.inf, 0, 0
+        half_ulp = HALF_ULP[self.result_dtype]
+        for where, reference in self._reference_blocks(dtype):
+            got = out[where]
+            not_finite += int((~torch.isfinite(got)).sum())
+            error = (got.to(dtype) - reference).nan_to_num(0.0, 0.0, 0.0).abs_()
+            rounding = reference.to(out.dtype).to(dtype) - reference
+            for index, values in enumerate((error, reference, rounding)):
+                sums[index] += float(torch.linalg.vector_norm(values, dtype=torch.float64)) ** 2
+            largest = max(largest, float(error.max()))
+            excess = max(excess, float((error - reference.abs() * half_ulp).max()))
+            elements += reference.numel()
+        judged = judge(
+            ErrorSums(elements, not_finite, sums[0], sums[1], sums[2], largest, excess),
+            self.case.policy,
+            int(self.work.get("k", 1)),
+            self.result_dtype,
+        )
+        found = {"ok": judged["ok"], "error": judged, "reference": str(dtype).removeprefix("torch.")}
+        if judged["ok"]:
+            return found
+        if not_finite:
+            return found | {"message": f"{not_finite} of {elements} elements are NaN or infinite"}
+        return found | {
+            "message": f"rms error {judged['rms_error']:.2e} (bound {judged['rms_bound']:.2e}), "
+            f"excess {judged['max_excess']:.2e} (bound {judged['max_excess_bound']:.2e})"
+        }
+
+    def _reference_blocks(self, dtype: Any) -> Iterator[Block]:
+        yield from REFERENCES[self.work["kind"]](self.args, self.work, dtype)
+
+    def repeat(self, repeats: int, seconds: float) -> dict[str, Any]:
+        """Launch again and again, poisoning in between, and count launches whose bits differ from the first's. Fewer
+        than `repeats` if they would take longer than `seconds`."""
+        torch = self.torch
+        first = [guarded.memory.clone() for guarded in self.outputs]
+        count, done, began = 0, 0, time.perf_counter()
+        while done < repeats and time.perf_counter() - began < seconds:
+            for guarded in self.outputs:
+                guarded.poison()
+            self.launch()
+            # Guards are compared too; `equal` waits for the device.
+            count += not all([torch.equal(g.memory, kept) for g, kept in zip(self.outputs, first, strict=True)])
+            done += 1
+        found: dict[str, Any] = {"ok": count == 0, "repeats": done, "differing_launches": count}
+        return found | ({"message": f"{count} of {done} repeated launches differ from the first"} if count else {})
+
+    def time(self, rounds: int) -> dict[str, Any]:
+        """Median times of our call and of the peer, interleaved, and their ratio (peer over ours: higher is better)."""
+        functions: dict[str, Callable[[], Any]] = {"ours": self.launch}
+        peer = self._peer()
+        if peer is not None:
+            functions["peer"] = peer
+        times = interleaved(self.torch, functions, rounds)
+        found: dict[str, Any] = {"host_us": self._host_microseconds()}
+        for name, prefix in (("ours", ""), ("peer", "peer_")):
+            if name in times:
+                ordered = sorted(times[name])
+                found[f"{prefix}us"] = statistics.median(ordered)
+                found[f"{prefix}us_p20"] = ordered[len(ordered) // 5]
+                found[f"{prefix}us_p80"] = ordered[len(ordered) * 4 // 5]
+                if self.work.get("flops"):
+                    found[f"{prefix}tflops"] = self.work["flops"] / found[f"{prefix}us"] * 1e-6
+        if "peer" in times:
+            found["ratio"] = found["peer_us"] / found["us"]
+        return found | {"rounds": rounds}
+
+    def _peer(self) -> Callable[[], Any] | None:
+        """`torch.matmul` into a buffer of its own, with the operands as they are stored."""
+        if self.work.get("kind") != "matmul" or self.args[0].dtype not in (
+            self.torch.float16,
+            self.torch.bfloat16,
+            self.torch.float32,
+        ):
+            return None
+        a, b = matmul_operands(self.args, self.work)
+        out = self.torch.matmul(a, b)
+        return lambda: self.torch.matmul(a, b, out=out)
+
+    def _host_microseconds(self) -> float:
+        """Host time of one warm call. Few enough calls that the launch queue does not fill up."""
+        self.synchronize()
+        began = time.perf_counter()
+        for _ in range(HOST_CALLS):
+            self.launch()
+        spent = time.perf_counter() - began
+        self.synchronize()
+        return spent / HOST_CALLS * 1e6
+
+
+def matmul_operands(args: Sequence[Any], work: dict[str, Any]) -> tuple[Any, Any]:
+    """The first two arguments as (..., m, k) and (..., k, n) views."""
+    a = args[0].mT if work.get("transpose_a") else args[0]
+    b = args[1].mT if work.get("transpose_b") else args[1]
+    return a, b
+
+
+def matmul_reference(args: Sequence[Any], work: dict[str, Any], dtype: Any) -> Iterator[Block]:
+    """The product in `dtype`, some rows at a time so that it fits beside the operands."""
+    a, b = matmul_operands(args, work)
+    b = b.to(dtype)
+    rows = a.shape[-2]
+    row_elements = max(b.shape[-1] * math.prod(a.shape[:-2]) * math.prod(b.shape[:-2]), 1)
+    step = max(BLOCK_ELEMENTS // row_elements, 1)
+    for start in range(0, rows, step):
+        block = slice(start, min(start + step, rows))
+        yield (..., block, slice(None)), a[..., block, :].to(dtype) @ b
+
+
+def add_reference(args: Sequence[Any], work: dict[str, Any], dtype: Any) -> Iterator[Block]:
+    """The sum of the first two arguments."""
+    yield (...,), args[0].to(dtype) + args[1].to(dtype)
+
+
+REFERENCES: dict[str, Callable[[Sequence[Any], dict[str, Any], Any], Iterator[Block]]] = {
+    "matmul": matmul_reference,
+    "add": add_reference,
+}
+
+
+def interleaved(torch: Any, functions: dict[str, Callable[[], Any]], rounds: int) -> dict[str, list[float]]:
+    """Microseconds of each function in each round; every call has a cold L2, and the order alternates."""
+    flush = torch.empty(FLUSH_BYTES, dtype=torch.uint8, device="cuda")
+    for function in functions.values():
+        for _ in range(WARM_UP_CALLS):
+            function()
+    names = list(functions)
+    marks: dict[str, list[tuple[Any, Any]]] = {name: [] for name in names}
+    for number in range(rounds):
+        for name in names if number % 2 == 0 else reversed(names):
+            start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+            # The host queues the launch while the flush still runs, so that no host time is measured.
+            flush.zero_()
+            start.record()
+            functions[name]()
+            end.record()
+            marks[name].append((start, end))
+    torch.cuda.synchronize()
+    return {name: [start.elapsed_time(end) * 1e3 for start, end in pairs] for name, pairs in marks.items()}
+
+
+def run_case(
+    module: CudaModule, case: Case, directory: Path, repeats: int, rounds: int, seconds: float, check_only: bool
+) -> dict[str, Any]:
+    """Everything about one case, as the fields of its JSON line."""
+    measurement = Measurement(module, case, directory)
+    found = measurement.check()
+    if found["ok"] and repeats:
+        found |= measurement.repeat(repeats, seconds * REPEAT_SHARE)
+    if found["ok"] and case.time and not check_only:
+        found |= measurement.time(rounds)
+    return found | {"resources": module.artefact.resources, "work": measurement.work}

@@ -1,0 +1,74 @@
+"""The summary that a benchmark run ends with: at most 40 lines, failures first."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+MAX_LINES = 40
+NAME_WIDTH = 36
+HEADER = (
+    f"{'case':<{NAME_WIDTH}} {'ok':<4} {'rms err':>8} {'max err':>8} {'us':>9} {'TFLOPS':>7} {'peer':>7} {'ratio':>6}"
+)
+
+
+def geometric_mean(ratios: Sequence[float]) -> float | None:
+    """The geometric mean, or None of nothing."""
+    return math.exp(sum(map(math.log, ratios)) / len(ratios)) if ratios else None
+
+
+def suite_mean(results: Sequence[dict[str, Any]], suite: str) -> tuple[float | None, int]:
+    """The geometric mean of the ratios of the correct, timed cases of a suite, and how many those are."""
+    ratios = [r["ratio"] for r in results if r.get("suite") == suite and r["ok"] and r.get("ratio")]
+    return geometric_mean(ratios), len(ratios)
+
+
+def format_table(results: Sequence[dict[str, Any]], brackets: Sequence[dict[str, Any]]) -> list[str]:
+    """Lines for all cases if they fit; otherwise failures first, and a line that says how many are left out."""
+    mean, count = suite_mean(results, "six")
+    suite_size = sum(r.get("suite") == "six" for r in results)
+    failed = sum(not r["ok"] for r in results)
+    footer = [f"{len(results)} cases, {failed} failed"]
+    if suite_size:
+        shown = "-" if mean is None else f"{mean:.3f}"
+        footer.append(f"geometric mean of ratios, suite six, {count} of {suite_size} cases: {shown}")
+    footer += [_bracket_line(bracket) for bracket in brackets]
+    room = MAX_LINES - 1 - len(footer)
+    rows = list(results)
+    if len(rows) > room:
+        rows = sorted(rows, key=lambda r: r["ok"])[: room - 1]
+        footer.insert(0, f"... {len(results) - len(rows)} more cases are in the file")
+    return [HEADER, *map(_row, rows), *footer]
+
+
+def _row(result: dict[str, Any]) -> str:
+    name = result["name"]
+    if len(name) > NAME_WIDTH:
+        name = name[: NAME_WIDTH - 1] + "~"
+    line = f"{name:<{NAME_WIDTH}} {'yes' if result['ok'] else 'NO':<4}"
+    if not result["ok"] and result.get("message"):
+        return f"{line} {result['message'].splitlines()[0][:78]}"
+    error = result.get("error", {})
+    cells = (
+        _cell(error.get("rms_error"), "8.1e"),
+        _cell(error.get("max_error"), "8.1e"),
+        _cell(result.get("us"), "9.2f"),
+        _cell(result.get("tflops"), "7.1f"),
+        _cell(result.get("peer_tflops"), "7.1f"),
+        _cell(result.get("ratio"), "6.3f"),
+    )
+    return " ".join((line, *cells))
+
+
+def _cell(value: float | None, form: str) -> str:
+    width = int(form.split(".")[0])
+    return "-".rjust(width) if value is None else format(value, form)
+
+
+def _bracket_line(bracket: dict[str, Any]) -> str:
+    if not bracket.get("ok"):
+        return f"{bracket.get('when')} bracket failed: {str(bracket.get('message', ''))[:80]}"
+    clock = f", {bracket['clocks']}" if bracket.get("clocks") else ""
+    tflops, copy = bracket["cublas_4096_tflops"], bracket["copy_tb_per_s"]
+    return f"{bracket['when']}: cuBLAS 4096^3 {tflops:.0f} TFLOPS, copy {copy:.2f} TB/s{clock}"

@@ -1,0 +1,155 @@
+"""The child process of a benchmark run: answers requests about one device, one JSON line each.
+
+    {"do": "device"}                     what card, driver and libraries there are
+    {"do": "bracket"}                    a cuBLAS product and a device-to-device copy, to judge the machine by
+    {"do": "case", "case": {...}, ...}   `emmy.bench.measure.run_case`
+
+Started by `emmy.bench.run`; not meant to be run by hand.
+"""
+
+from __future__ import annotations
+
+import datetime
+import importlib
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from emmy.artefact import Artefact
+from emmy.bench.cases import Case
+from emmy.bench.measure import interleaved, run_case
+from emmy.errors import EmmyError
+from emmy.runtime import CudaModule, Runtime
+
+COPY_BYTES = 1 << 30
+BRACKET_SIZE = 4096
+BRACKET_ROUNDS = 20
+CLOCK_SECONDS = 3.0
+
+
+class Worker:
+    """Holds the device and the modules loaded so far."""
+
+    def __init__(self) -> None:
+        self.torch: Any = importlib.import_module("torch")
+        self.torch.cuda.init()
+        self.torch.set_float32_matmul_precision("highest")
+        self.runtime = Runtime(self.torch.cuda.current_device())
+        self.modules: dict[str, CudaModule] = {}
+
+    def device(self, request: dict[str, Any]) -> dict[str, Any]:
+        torch = self.torch
+        properties = torch.cuda.get_device_properties(self.runtime.device)
+        return {
+            "ok": True,
+            "card": self.runtime.name,
+            "compute_capability": list(self.runtime.compute_capability),
+            "sms": properties.multi_processor_count,
+            "memory_gb": round(properties.total_memory / 1e9, 1),
+            "driver": _smi("driver_version") or "unknown",
+            "torch": torch.__version__,
+            "cuda": torch.version.cuda,
+            "python": platform.python_version(),
+            "kernel": platform.release(),
+            "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        }
+
+    def bracket(self, request: dict[str, Any]) -> dict[str, Any]:
+        torch, size = self.torch, BRACKET_SIZE
+        a, b = (torch.randn((size, size), device="cuda").to(torch.float16) for _ in range(2))
+        out = torch.empty_like(a)
+        source = torch.randint(0, 255, (COPY_BYTES,), dtype=torch.uint8, device="cuda")
+        target = torch.empty_like(source)
+        functions: dict[str, Callable[[], Any]] = {
+            "matmul": lambda: torch.matmul(a, b.mT, out=out),
+            "copy": lambda: target.copy_(source),
+        }
+        times = {name: statistics.median(us) for name, us in interleaved(torch, functions, BRACKET_ROUNDS).items()}
+        return {
+            "ok": True,
+            "cublas_4096_us": times["matmul"],
+            "cublas_4096_tflops": 2 * size**3 / times["matmul"] * 1e-6,
+            "copy_tb_per_s": 2 * COPY_BYTES / times["copy"] * 1e-6,
+            "clocks": self._clocks_under(functions["matmul"]),
+        }
+
+    def _clocks_under(self, load: Callable[[], Any]) -> str | None:
+        """SM clock and power while `load` runs; None where the query tool is missing."""
+        try:
+            query = subprocess.Popen([*_SMI, "--query-gpu=clocks.sm,power.draw"], **_PIPED)
+        except OSError:
+            return None
+        until = datetime.datetime.now() + datetime.timedelta(seconds=CLOCK_SECONDS)
+        while query.poll() is None and datetime.datetime.now() < until:
+            for _ in range(20):
+                load()
+            self.torch.cuda.synchronize()
+        query.kill()
+        lines = query.communicate()[0].splitlines()
+        return lines[0].strip() if lines else None
+
+    def case(self, request: dict[str, Any]) -> dict[str, Any]:
+        directory, case = Path(request["directory"]), Case.parse(request["case"])
+        path = str(directory / case.artefact)
+        if path not in self.modules:
+            self.modules[path] = self.runtime.load(Artefact.load(path))
+        found = run_case(
+            self.modules[path],
+            case,
+            directory,
+            request["repeats"],
+            request["rounds"],
+            request["seconds"],
+            request["check_only"],
+        )
+        self.torch.cuda.empty_cache()
+        return found
+
+
+_SMI = ["nvidia-smi", "--format=csv,noheader"]
+# Standard input is the parent's requests: no other program may read it.
+_PIPED: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "text": True}
+
+
+def _smi(field: str) -> str | None:
+    try:
+        done = subprocess.run([*_SMI, f"--query-gpu={field}"], timeout=20, **_PIPED)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.splitlines()[0].strip() if done.returncode == 0 and done.stdout else None
+
+
+def serve(make_worker: Callable[[], Any]) -> int:
+    """Answer requests from standard input until it ends. Answers go to what was standard output; anything that a
+    library prints goes to standard error instead."""
+    with os.fdopen(os.dup(1), "w") as answers:
+        os.dup2(2, 1)
+
+        def answer(fields: dict[str, Any]) -> None:
+            answers.write(json.dumps(fields) + "\n")
+            answers.flush()
+
+        worker = make_worker()
+        answer({"ready": True})
+        for line in sys.stdin:
+            request: dict[str, Any] = json.loads(line)
+            try:
+                answer(getattr(worker, request["do"])(request))
+            except EmmyError as error:
+                # A refused call leaves the device usable, but a failed launch does not: CUDA's error is sticky.
+                answer({"ok": False, "message": str(error), "fatal": "CUDA_ERROR" in str(error)})
+            except Exception as error:
+                traceback.print_exc()
+                answer({"ok": False, "message": f"{type(error).__name__}: {error}", "fatal": True})
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(serve(Worker))
