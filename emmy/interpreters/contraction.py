@@ -1,0 +1,49 @@
+"""What each accumulation policy computes, on NumPy arrays: one definition for the interpreters of levels 1 and 2."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from emmy.dialects.tensor_op import AccumulateAttr
+
+Array = NDArray[Any]
+
+K_STEP = 16
+"""Contraction elements of one 16-bit atom: an f16 sum is rounded once a k-step, as the tensor cores do."""
+
+
+_F16_VALUES: Array = np.arange(2**16, dtype=np.uint16).view(np.float16).astype(np.float32)
+
+
+def to_f32(values: Any) -> Array:
+    """An array or scalar as f32. For f16 a table of all its values, since NumPy converts element by element."""
+    array = np.asarray(values)
+    return _F16_VALUES[array.view(np.uint16)] if array.dtype == np.float16 else array.astype(np.float32)
+
+
+def contract(total: Array, a: Array, b: Array, policy: AccumulateAttr, step: int = K_STEP) -> Array:
+    """`total` + a @ b in the dtype of `total` (f32, or f16 under the f16 policy); a is [.., M, K], b [.., K, N], both f32.
+
+    `step`: contraction elements that an f32 sum takes at once. Policies whose sums are f16 round after each k-step.
+    """
+    name, depth = policy.policy.data, a.shape[-1]
+    if name == "f32":
+        for k in range(0, depth, step):
+            total = total + a[..., k : k + step] @ b[..., k : k + step, :]
+        return total
+    if name == "f16":
+        return _sum_f16(total, a, b)
+    for k in range(0, depth, policy.max_k.data):
+        part = slice(k, k + policy.max_k.data)
+        total = total + _sum_f16(np.zeros(total.shape, np.float16), a[..., part], b[..., part, :]).astype(np.float32)
+    return total
+
+
+def _sum_f16(total: Array, a: Array, b: Array) -> Array:
+    for k in range(0, a.shape[-1], K_STEP):
+        product = a[..., k : k + K_STEP] @ b[..., k : k + K_STEP, :]
+        total = (total.astype(np.float32) + product).astype(np.float16)
+    return total

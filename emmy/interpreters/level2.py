@@ -1,0 +1,184 @@
+"""Level 2 on a CPU: tiles are NumPy arrays; one CTA after another walks through its kernel, in order of their numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, cast
+
+import numpy as np
+from numpy.typing import NDArray
+from xdsl.dialects import scf
+from xdsl.dialects.builtin import ModuleOp
+from xdsl.ir import Block, Operation, SSAValue
+
+from emmy.dialects import tile
+from emmy.dialects.common import DYNAMIC, ReduceKind
+from emmy.dialects.tensor_op import AccumulateAttr
+from emmy.elementwise import ELEMENTWISE
+from emmy.errors import EmmyError
+from emmy.interpreters.contraction import contract, to_f32
+from emmy.interpreters.host import grid_offsets, run_host
+from emmy.interpreters.scalars import evaluate_scalar, numpy_dtype
+from emmy.locations import location_of
+
+Array = NDArray[Any]
+
+
+def run_module(module: ModuleOp, entry: str, arrays: Sequence[Array]) -> list[Array]:
+    """Run the host function `entry` of a level-2 module on arrays of its parameter types; the arrays that it returns.
+
+    Dots accumulate in f32 (in f16 where their policy says so), maps are computed in f32, values are rounded to their types.
+    What no CTA stores stays NaN. Raises `EmmyError` for a missing function, arrays that do not fit, and unknown ops.
+    """
+    with np.errstate(all="ignore"):
+        return run_host(module, entry, arrays, run_kernel)
+
+
+def run_kernel(kernel: Operation, arrays: list[Array], ctas: int) -> None:
+    """Run all CTAs of a `tile.kernel` over the arrays of its views, which are written in place."""
+    if not isinstance(kernel, tile.KernelOp):
+        raise EmmyError(f"level 2 launches tile.kernel ops, got '{kernel.name}'", location_of(kernel))
+    views = kernel.block.args
+    if len(views) != len(arrays) or not all(_fits(a, v) for a, v in zip(arrays, views, strict=True)):
+        given = ", ".join(f"{a.dtype} of shape {a.shape}" for a in arrays)
+        raise EmmyError(f"the views of kernel @{kernel.sym_name.data} do not fit {given}", location_of(kernel))
+    for number in range(ctas):
+        cta = Cta(number)
+        cta.values.update(zip(views, arrays, strict=True))
+        cta.run(kernel.block)
+
+
+def _fits(array: Array, view: SSAValue) -> bool:
+    type_ = cast(tile.ViewType, view.type)
+    shape = type_.get_shape()
+    sizes = len(shape) == array.ndim and all(s in (n, DYNAMIC) for s, n in zip(shape, array.shape, strict=True))
+    return sizes and array.dtype == numpy_dtype(type_.element_type)
+
+
+class Cta:
+    """One CTA: its number, and the value of everything that it has computed."""
+
+    def __init__(self, number: int):
+        self.number = number
+        self.values: dict[SSAValue, Any] = {}
+
+    def run(self, block: Block) -> list[Any]:
+        """Execute a block; the operands of its `scf.yield`, if it has one."""
+        for op in block.ops:
+            operands = [self.values[v] for v in op.operands]
+            if isinstance(op, scf.YieldOp):
+                return operands
+            step = STEPS.get(type(op))
+            if step is None:
+                scalar = evaluate_scalar(op, operands)
+                if scalar is None:
+                    raise EmmyError(f"level 2 knows no op '{op.name}'", location_of(op))
+                results = [scalar]
+            else:
+                results = step(self, op, operands)
+            self.values.update(zip(op.results, results, strict=True))
+        return []
+
+
+def _for(cta: Cta, op: scf.ForOp, operands: list[Any]) -> list[Any]:
+    first, end, stride, *carried = operands
+    block = op.body.block
+    for i in range(first, end, stride):
+        cta.values.update(zip(block.args, (i, *carried), strict=True))
+        carried = cta.run(block)
+    return carried
+
+
+def _if(cta: Cta, op: scf.IfOp, operands: list[Any]) -> list[Any]:
+    region = op.true_region if operands[0] else op.false_region
+    return cta.run(region.block) if region.blocks else []
+
+
+def _dim(cta: Cta, op: tile.DimOp, operands: list[Any]) -> list[Any]:
+    return [operands[0].shape[op.axis.value.data]]
+
+
+def _grid(cta: Cta, op: tile.GridOp, operands: list[Any]) -> list[Any]:
+    return list(grid_offsets(cta.number, operands, op.get_blocks(), op.raster.value.data))
+
+
+def _cta_id(cta: Cta, op: tile.CtaIdOp, operands: list[Any]) -> list[Any]:
+    return [cta.number]
+
+
+def _box(array: Array, offsets: Sequence[int], shape: Sequence[int]) -> tuple[tuple[slice, ...], tuple[slice, ...]]:
+    """The part of a box that lies within an array, as slices of the array and of the box (of the array's rank)."""
+    sizes = [1] * (array.ndim - len(shape)) + list(shape)
+    spans = [(max(o, 0), max(min(o + s, n), 0, o)) for o, s, n in zip(offsets, sizes, array.shape, strict=True)]
+    inside = tuple(slice(low, high) for low, high in spans)
+    return inside, tuple(slice(low - o, high - o) for (low, high), o in zip(spans, offsets, strict=True))
+
+
+def _load(cta: Cta, op: tile.LoadOp, operands: list[Any]) -> list[Any]:
+    array, *offsets = operands
+    shape = op.result.type.get_shape()
+    inside, part = _box(array, offsets, shape)
+    value = np.zeros(shape, array.dtype)
+    value.reshape([1] * (array.ndim - len(shape)) + list(shape))[part] = array[inside]
+    return [value]
+
+
+def _store(cta: Cta, op: tile.StoreOp, operands: list[Any]) -> list[Any]:
+    value, array, *offsets = operands
+    inside, part = _box(array, offsets, value.shape)
+    array[inside] = value.reshape([1] * (array.ndim - value.ndim) + list(value.shape))[part]
+    return []
+
+
+def _fill(cta: Cta, op: tile.FillOp, operands: list[Any]) -> list[Any]:
+    type_ = op.result.type
+    return [np.full(type_.get_shape(), op.value.value.data, numpy_dtype(type_.element_type))]
+
+
+def _dot(cta: Cta, op: tile.DotOp, operands: list[Any]) -> list[Any]:
+    a, b = (to_f32(x) for x in operands[:2])
+    a = a.swapaxes(-1, -2) if op.transpose_a is not None else a
+    b = b.swapaxes(-1, -2) if op.transpose_b is not None else b
+    total = contract(operands[2], a, b, op.accumulate or AccumulateAttr.get(), step=max(a.shape[-1], 1))
+    return [total.astype(operands[2].dtype)]
+
+
+def _map(cta: Cta, op: tile.MapOp, operands: list[Any]) -> list[Any]:
+    type_ = op.result.type
+    value = ELEMENTWISE[op.kind.data.value].function(*(to_f32(x) for x in operands))
+    return [np.broadcast_to(value.astype(numpy_dtype(type_.element_type)), type_.get_shape())]
+
+
+def _cast(cta: Cta, op: tile.CastOp, operands: list[Any]) -> list[Any]:
+    dtype = numpy_dtype(op.result.type.element_type)
+    return [to_f32(operands[0]).astype(dtype)]
+
+
+def _reduce(cta: Cta, op: tile.ReduceOp, operands: list[Any]) -> list[Any]:
+    function = np.sum if op.kind.data is ReduceKind.SUM else np.max
+    value = function(to_f32(operands[0]), axis=op.axis.value.data, keepdims=True)
+    return [value.astype(operands[0].dtype)]
+
+
+def _coord(cta: Cta, op: tile.CoordOp, operands: list[Any]) -> list[Any]:
+    shape, axis = op.result.type.get_shape(), op.axis.value.data
+    along = (operands[0] + np.arange(shape[axis], dtype=np.int32)).astype(np.int32)
+    return [np.broadcast_to(along.reshape([-1 if i == axis else 1 for i in range(len(shape))]), shape)]
+
+
+STEPS: dict[type[Operation], Callable[[Cta, Any, list[Any]], list[Any]]] = {
+    scf.ForOp: _for,
+    scf.IfOp: _if,
+    tile.DimOp: _dim,
+    tile.GridOp: _grid,
+    tile.CtaIdOp: _cta_id,
+    tile.LoadOp: _load,
+    tile.StoreOp: _store,
+    tile.FillOp: _fill,
+    tile.DotOp: _dot,
+    tile.MapOp: _map,
+    tile.CastOp: _cast,
+    tile.ReduceOp: _reduce,
+    tile.CoordOp: _coord,
+}
+"""How one CTA executes each op that is not a scalar of `arith`: (CTA, op, operand values) to result values."""
