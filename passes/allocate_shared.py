@@ -1,0 +1,204 @@
+"""`allocate-shared`: every ring gets its bytes in shared memory, and every field its swizzle."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import cast
+
+from xdsl.context import Context
+from xdsl.dialects.builtin import AnyFloat, DictionaryAttr, IntegerAttr, ModuleOp, SymbolRefAttr, i64
+from xdsl.ir import Attribute, Operation
+from xdsl.passes import ModulePass
+
+from emmy.dialects import async_copy, tile
+from emmy.errors import EmmyError
+from emmy.layout import SharedLayout, shared_layout
+from emmy.locations import location_of
+from emmy.targets import Target, get_target
+
+BASE_ALIGNMENT = 1024
+"""The period of the widest swizzle: a ring that starts on a multiple of it can hold any field first."""
+
+SHARED_BYTES = "emmy.shared_bytes"
+"""The kernel's attribute that holds the size of its dynamic shared memory."""
+
+
+@dataclass(frozen=True)
+class AllocateShared(ModulePass):
+    """Contract: writes `base`, `slot_bytes`, `offsets` and `swizzles` of every `async_copy.pipeline`, and
+    `emmy.shared_bytes` (bytes of dynamic shared memory) on every `tile.kernel`. Nothing else changes.
+
+    Accepts canonical, placed and lowered forms of level 3.
+
+    Guarantees: a field lies as `emmy.layout.shared_layout` says for its tile (the widest swizzle that fits), at a
+    multiple of that layout's alignment in every slot; `base` is a multiple of 1024 bytes. Two rings share bytes only if
+    one is finished before the other is first used: it was drained, or in lowered form its copies have landed and a
+    barrier has followed its last use. The whole fits a CTA of `target`, else an EmmyError gives the numbers.
+
+    Before:
+        async_copy.pipeline @ab stages 3 {a = !tile.tile<128x64xf16>, b = !tile.tile<256x64xf16>}
+        async_copy.pipeline @out stages 1 {c = !tile.tile<128x256xf16>} outbound
+    After, in a kernel with `emmy.shared_bytes = 147456`:
+        async_copy.pipeline @ab stages 3 {a = .., b = ..} {base = 0, offsets = {a = 0, b = 16384},
+            slot_bytes = 49152, swizzles = {a = 128, b = 128}}
+        async_copy.pipeline @out stages 1 {c = ..} outbound {base = 0, offsets = {c = 0}, slot_bytes = 65536,
+            swizzles = {c = 128}}
+    """
+
+    name = "allocate-shared"
+    target: str = "sm_90a"
+
+    def apply(self, ctx: Context, op: ModuleOp) -> None:
+        target = get_target(self.target)
+        for kernel in op.walk():
+            if isinstance(kernel, tile.KernelOp):
+                allocate(kernel, target)
+
+
+def field_layout(type_: tile.TileType) -> SharedLayout:
+    """How a field lies in a slot; leading dimensions of its tile count as rows."""
+    shape = type_.get_shape()
+    assert isinstance(type_.element_type, AnyFloat)
+    return shared_layout(prod(shape[:-1]), shape[-1], type_.element_type.bitwidth // 8)
+
+
+def allocate(kernel: tile.KernelOp, target: Target) -> None:
+    """Place the rings of one kernel."""
+    rings = [op for op in kernel.block.ops if isinstance(op, async_copy.PipelineOp)]
+    for ring in rings:
+        lay_out(ring)
+    uses = {ring: list(ring_uses(kernel, ring.sym_name.data)) for ring in rings}
+    placed: list[async_copy.PipelineOp] = []
+    for ring in sorted(rings, key=ring_bytes, reverse=True):
+        rivals = [
+            other
+            for other in placed
+            if not (finished_before(uses[other], uses[ring]) or finished_before(uses[ring], uses[other]))
+        ]
+        ring.base = IntegerAttr(lowest_base(ring_bytes(ring), rivals), i64)
+        placed.append(ring)
+    total = max((ring_end(ring) for ring in rings), default=0)
+    if total > target.shared_bytes_per_block:
+        raise EmmyError(too_much(kernel, rings, total, target), location_of(kernel))
+    kernel.attributes[SHARED_BYTES] = IntegerAttr(total, i64)
+
+
+def lay_out(ring: async_copy.PipelineOp) -> None:
+    """Offsets and swizzles of a ring's fields, and the bytes of a slot: whole alignments of all fields."""
+    offsets: dict[str, Attribute] = {}
+    swizzles: dict[str, Attribute] = {}
+    at = alignment = 0
+    for name, type_ in ring.fields.data.items():
+        layout = field_layout(cast(tile.TileType, type_))
+        at = round_up(at, layout.alignment)
+        offsets[name], swizzles[name] = IntegerAttr(at, i64), IntegerAttr(layout.swizzle, i64)
+        at += layout.size_bytes
+        alignment = max(alignment, layout.alignment)
+    ring.slot_bytes = IntegerAttr(round_up(at, alignment), i64)
+    ring.offsets, ring.swizzles = DictionaryAttr(offsets), DictionaryAttr(swizzles)
+
+
+def round_up(number: int, step: int) -> int:
+    """The next multiple of `step`."""
+    return -(-number // step) * step
+
+
+def ring_bytes(ring: async_copy.PipelineOp) -> int:
+    """Bytes of all slots."""
+    assert ring.slot_bytes is not None
+    return ring.stages.value.data * ring.slot_bytes.value.data
+
+
+def ring_end(ring: async_copy.PipelineOp) -> int:
+    """The first byte after a ring that has its base."""
+    assert ring.base is not None
+    return ring.base.value.data + ring_bytes(ring)
+
+
+def lowest_base(size: int, rivals: Sequence[async_copy.PipelineOp]) -> int:
+    """The lowest aligned start of `size` bytes that lie beside those of all rivals."""
+    taken = sorted((cast(IntegerAttr, rival.base).value.data, ring_end(rival)) for rival in rivals)
+    at = 0
+    for start, end in taken:
+        if at + size > start and at < end:
+            at = round_up(end, BASE_ALIGNMENT)
+    return at
+
+
+# ---- when a ring's bytes are in use ----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class Uses:
+    """How one half or role uses a ring: the ops of its block that touch the ring's bytes or tickets, by number.
+
+    `finished` is the number of the op after which nothing touches them any more, if there is one.
+    """
+
+    body: Operation
+    first: int
+    finished: int | None
+
+
+def ring_uses(kernel: tile.KernelOp, ring: str) -> Iterator[Uses]:
+    """The halves or roles that use a ring."""
+    bodies = [op for op in kernel.block.ops if isinstance(op, HALVES)]
+    found: list[tuple[Operation, list[Operation], list[int]]] = []
+    for body in bodies:
+        ops = list(body.regions[0].block.ops)
+        numbers = [i for i, op in enumerate(ops) if any(uses_ring(inner, ring) for inner in op.walk())]
+        if numbers:
+            found.append((body, ops, numbers))
+    for body, ops, numbers in found:
+        drained = isinstance(ops[numbers[-1]], async_copy.DrainOp)
+        quiet = numbers[-1] if drained else quiet_after(ops, numbers[-1]) if len(found) == 1 else None
+        yield Uses(body, numbers[0], quiet)
+
+
+HALVES = (async_copy.ProducerOp, async_copy.ConsumerOp, async_copy.RoleOp)
+"""The ops of a kernel that run beside each other."""
+
+
+def uses_ring(op: Operation, ring: str) -> bool:
+    """Does `op` itself touch a ring? The first cursor of a side does not."""
+    if isinstance(op, async_copy.BeginFillOp | async_copy.BeginReadOp):
+        return False
+    named = op.properties.get("pipeline")
+    if isinstance(named, SymbolRefAttr) and named.root_reference.data == ring:
+        return True
+    slots = (v.type for v in op.operands if isinstance(v.type, async_copy.SlotType))
+    return any(type_.pipeline.root_reference.data == ring for type_ in slots)
+
+
+def quiet_after(ops: Sequence[Operation], last: int) -> int | None:
+    """Lowered form: the barrier after the last use of a ring, once all copies of the thread have landed."""
+    landed = not any(isinstance(inner, async_copy.CpAsyncOp) for op in ops[: last + 1] for inner in op.walk())
+    for number in range(last + 1, len(ops)):
+        op = ops[number]
+        if isinstance(op, async_copy.WaitGroupOp) and op.pending.value.data == 0:
+            landed = True
+        if isinstance(op, async_copy.BarrierOp) and landed:
+            return number
+    return None
+
+
+def finished_before(earlier: Sequence[Uses], later: Sequence[Uses]) -> bool:
+    """Is one ring finished, in the only half or role that uses the other one, before that one's first use there?"""
+    if len(later) != 1:
+        return not later
+    return any(
+        use.body is later[0].body and use.finished is not None and use.finished < later[0].first for use in earlier
+    )
+
+
+def too_much(kernel: tile.KernelOp, rings: Sequence[async_copy.PipelineOp], total: int, target: Target) -> str:
+    """The sentence for a kernel that does not fit."""
+    parts = [
+        f"@{r.sym_name.data} has {r.stages.value.data} x {ring_bytes(r) // r.stages.value.data} bytes" for r in rings
+    ]
+    return (
+        f"kernel @{kernel.sym_name.data} needs {total} bytes of shared memory ({', '.join(parts)}), "
+        f"and a CTA of {target.name} has {target.shared_bytes_per_block}: take fewer stages or a smaller block"
+    )
