@@ -48,7 +48,7 @@ REGISTER_TYPES: dict[str, IntegerType | Float32Type] = {"h": i16, "r": i32, "l":
 """The letters with which the table writes register types."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Row:
     """One PTX instruction.
 
@@ -210,7 +210,7 @@ def _memory_rows() -> list[Row]:
             load = f"ld.{space}.{width} {_braces(0, n)}, [${n}+${n + 1}]"
             store = f"st.{space}.{width} [$0+${n + 1}], {_braces(1, n)}"
             rows.append(Row(f"ld_{space}_{suffix}", moved, address, ("offset",), load))
-            rows.append(Row(f"st_{space}_{suffix}", "", address + moved, ("offset",), store, literals=n == 1))
+            rows.append(Row(f"st_{space}_{suffix}", "", address + moved, ("offset",), store))
     for count in (1, 2, 4):
         for trans in ("", ".trans"):
             shape, name = f"sync.aligned.m8n8.x{count}{trans}.shared.b16", f"x{count}{trans.replace('.', '_')}"
