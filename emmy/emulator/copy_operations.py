@@ -1,0 +1,123 @@
+"""cp.async and its groups. The copies themselves, and when they land, are in `copies`."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from emmy.emulator.copies import Copy
+from emmy.emulator.datatypes import TYPES, Array
+from emmy.emulator.decode import Execute, Operation, Spelling, instruction
+from emmy.emulator.faults import Fault
+from emmy.emulator.machine import Machine
+from emmy.emulator.syntax import Register
+
+U32, PRED = TYPES["u32"], TYPES["pred"]
+_SHARED = ("shared", "shared::cta")
+
+
+@instruction("cp.async")
+def decode_copy(spelling: Spelling) -> Operation:
+    """cp.async [shared], [global], size {, source bytes | ignore-source predicate}: missing bytes become zero."""
+    cache = spelling.require("ca", "cg")
+    spelling.require(*_SHARED)
+    spelling.require("global")
+    spelling.take("L2::64B", "L2::128B", "L2::256B")
+    spelling.finish(3, 4)
+    target, source = spelling.address(spelling.operands[0]), spelling.address(spelling.operands[1])
+    size = spelling.integer(spelling.operands[2])
+    if size not in ((16,) if cache == "cg" else (4, 8, 16)):
+        spelling.fail(f".{cache} cannot copy {size} bytes")
+    extra = spelling.operands[3] if len(spelling.operands) == 4 else None
+    ignores = isinstance(extra, Register) and extra.type.kind == "pred"
+    if extra is not None:
+        spelling.check(extra, PRED if ignores else U32)
+    line = spelling.source.line
+
+    def bind(machine: Machine) -> Execute:
+        targets, sources = machine.address(target), machine.address(source)
+        amount = None if extra is None else machine.source(extra, PRED if ignores else U32)
+
+        def counts(low: int, high: int, mask: Array | None, warp: Array, lane: Array) -> Array:
+            if amount is None:
+                return np.full(warp.size, size)
+            given = amount[low:high].reshape(-1) if mask is None else amount[low:high][mask]
+            if ignores:
+                return np.where(given, 0, size)
+            if (given > size).any():
+                i = int((given > size).argmax())
+                raise Fault(f"{int(given[i])} source bytes in a copy of {size}", int(warp[i]), int(lane[i]))
+            return given.astype(np.int64)
+
+        def execute(low: int, high: int, mask: Array | None) -> None:
+            warp, lane = machine.lanes(low, high, mask)
+            shared = machine.shared
+            offsets = shared.locate(targets(low, high, mask), size, warp, lane)
+            bytes_ = counts(low, high, mask, warp, lane)
+            copy = Copy(offsets, sources(low, high, mask), bytes_, size, warp, lane)
+            machine.count_conflicts(line, offsets, size, warp, lane)
+            machine.copies.issue(copy, shared.granules(offsets, size), low, high, line)
+
+        return execute
+
+    return Operation("cp.async", bind, destinations=0, shared_bytes=4)
+
+
+@instruction("cp.async.commit_group")
+def decode_commit(spelling: Spelling) -> Operation:
+    """Close the group of copies issued since the last commit; an empty group counts too."""
+    spelling.finish(0)
+
+    def bind(machine: Machine) -> Execute:
+        return lambda low, high, mask: machine.copies.commit(low, high)
+
+    return Operation("cp.async.commit_group", bind, destinations=0, collective=True)
+
+
+@instruction("cp.async.wait_group", "cp.async.wait_all")
+def decode_wait(spelling: Spelling) -> Operation:
+    """Wait until at most N of the youngest groups are outstanding; wait_all also waits for uncommitted copies."""
+    waits_all = spelling.prefix.endswith("all")
+    spelling.finish(0 if waits_all else 1)
+    pending = 0 if waits_all else spelling.integer(spelling.operands[0])
+
+    def bind(machine: Machine) -> Execute:
+        def execute(low: int, high: int, mask: Array | None) -> None:
+            if waits_all:
+                machine.copies.wait_all(low, high)
+            else:
+                machine.copies.wait_group(low, high, pending)
+
+        return execute
+
+    return Operation(spelling.prefix, bind, destinations=0, collective=True)
+
+
+@instruction("cp.async.mbarrier.arrive")
+def decode_copy_arrive(spelling: Spelling) -> Operation:
+    """Arrive at an mbarrier once this thread's earlier copies have landed; without .noinc it expects one more first."""
+    increments = not spelling.take("noinc")
+    spelling.require(*_SHARED)
+    spelling.require("b64")
+    spelling.finish(1)
+    address = spelling.address(spelling.operands[0])
+
+    def bind(machine: Machine) -> Execute:
+        addresses = machine.address(address)
+
+        def execute(low: int, high: int, mask: Array | None) -> None:
+            warp, lane = machine.lanes(low, high, mask)
+            flat = addresses(low, high, mask)
+            for w, bits in enumerate(machine.lane_bits(low, high, mask), low):
+                mine = warp == w
+                if not mine.any():
+                    continue
+                lanes, where = lane[mine].tolist(), flat[mine].tolist()
+                for i, at in zip(lanes, where, strict=True):
+                    barrier = machine.mbarriers.find(at, w, i)
+                    barrier.pending += increments
+                clock = machine.clocks.publish(w, bits, int(machine.live_bits[w]))
+                machine.copies.arrive_when_landed(w, lanes, where, clock)
+
+        return execute
+
+    return Operation("cp.async.mbarrier.arrive", bind, destinations=0)

@@ -1,0 +1,163 @@
+"""The emulator's front door: parse a PTX text once, launch its kernels on NumPy arrays, get a report."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+
+from emmy.emulator.datatypes import Array
+from emmy.emulator.decode import decode, load_table
+from emmy.emulator.faults import EmulatorError
+from emmy.emulator.global_memory import GlobalMemory, Pointer, Uninitialised
+from emmy.emulator.machine import Machine, Program
+from emmy.emulator.parser import Parser
+from emmy.emulator.scheduler import Budget, Scheduler
+from emmy.emulator.syntax import Kernel, Parameter
+
+Argument = Array | Uninitialised | Pointer | int | float | bytes | np.generic
+Dimensions = tuple[int, int, int]
+DEFAULT_BUDGET = 50_000_000
+
+
+@dataclass
+class Report:
+    """What a launch executed.
+
+    instructions: warp instructions by kind (opcode, for memory instructions with the state space: "ld.global").
+    bank_conflicts: extra wavefronts of shared accesses, by PTX line (from 1). seconds: wall time of the emulation.
+    """
+
+    instructions: Counter[str] = field(default_factory=Counter[str])
+    bank_conflicts: dict[int, int] = field(default_factory=dict[int, int])
+    warp_instructions: int = 0
+    seconds: float = 0.0
+
+    @property
+    def total_bank_conflicts(self) -> int:
+        return sum(self.bank_conflicts.values())
+
+
+class Emulator:
+    """Runs the kernels of one PTX text on the CPU.
+
+    Raises EmulatorError at once for anything in the text that it does not know, with the PTX line.
+    """
+
+    def __init__(self, ptx_text: str):
+        load_table()
+        self.kernels = Parser(ptx_text).parse()
+        self.programs = {name: _decode(kernel) for name, kernel in self.kernels.items()}
+
+    def launch(
+        self,
+        kernel: str,
+        grid: Dimensions,
+        block: Dimensions,
+        args: list[Any],
+        shared_bytes: int = 0,
+        landing: Literal["late", "early", "random"] = "late",
+        order: Literal["fixed", "reversed", "random"] = "fixed",
+        seed: int = 0,
+        max_instructions: int = DEFAULT_BUDGET,
+    ) -> Report:
+        """Run every CTA of a grid, one after another, and write the buffers in place.
+
+        args: for each parameter a C-contiguous array (passed as its address), `Uninitialised(array)`,
+        `Pointer(array, byte_offset)`, or a number converted to the parameter's type (`bytes` for an array of bytes).
+        landing: when asynchronous copies land. order: which warp, and which CTA, runs next. seed: of both randoms.
+        max_instructions: warp instructions after which a loop counts as endless.
+
+        Raises EmulatorError for a broken launch contract and for every fault listed in the package's docstring.
+        """
+        if kernel not in self.programs:
+            raise EmulatorError(f"there is no kernel {kernel}; the text has {', '.join(self.programs) or 'none'}")
+        if landing not in ("late", "early", "random") or order not in ("fixed", "reversed", "random"):
+            raise EmulatorError(f"unknown landing {landing!r} or order {order!r}")
+        program = self.programs[kernel]
+        _check_block(program.kernel, grid, block)
+        began = time.perf_counter()
+        memory = GlobalMemory()
+        parameters = _parameter_bytes(program.kernel, args, memory)
+        chance = random.Random(seed)
+        budget = Budget(0, max_instructions)
+        with np.errstate(all="ignore"):
+            machine = Machine(program, grid, block, shared_bytes, memory, parameters, landing, chance)
+            for cta in _cta_order(grid, order, chance):
+                machine.reset(cta)
+                Scheduler(machine, order, budget, cta).run()
+        report = Report(bank_conflicts=dict(sorted(machine.conflicts.items())))
+        for slot in machine.slots:
+            if slot.count:
+                report.instructions[slot.operation.kind] += slot.count
+        report.warp_instructions = report.instructions.total()
+        report.seconds = time.perf_counter() - began
+        return report
+
+
+def _decode(kernel: Kernel) -> Program:
+    operations = [decode(instruction) for instruction in kernel.instructions]
+    widths = [o.shared_bytes for o in operations if o.shared_bytes]
+    return Program(kernel, operations, min([4, *widths]))
+
+
+def _check_block(kernel: Kernel, grid: Dimensions, block: Dimensions) -> None:
+    if len(grid) != 3 or len(block) != 3 or min(*grid, *block) < 1:
+        raise EmulatorError(f"grid {grid} and block {block} must have three positive dimensions each")
+    threads = block[0] * block[1] * block[2]
+    if threads > 1024:
+        raise EmulatorError(f"a block of {threads} threads is too large, 1024 is the most")
+    if "maxntid" in kernel.limits:
+        most = int(np.prod(kernel.limits["maxntid"]))
+        if threads > most:
+            raise EmulatorError(f"{kernel.name} is limited to {most} threads by .maxntid, launched with {threads}")
+    if "reqntid" in kernel.limits:
+        needed = (*kernel.limits["reqntid"], 1, 1)[:3]
+        if tuple(block) != needed:
+            raise EmulatorError(f"{kernel.name} needs blocks of {needed} by .reqntid, launched with {tuple(block)}")
+
+
+def _cta_order(grid: Dimensions, order: str, chance: random.Random) -> list[Dimensions]:
+    ctas = [(x, y, z) for z in range(grid[2]) for y in range(grid[1]) for x in range(grid[0])]
+    if order == "reversed":
+        ctas.reverse()
+    elif order == "random":
+        chance.shuffle(ctas)
+    return ctas
+
+
+def _parameter_bytes(kernel: Kernel, args: list[Any], memory: GlobalMemory) -> Array:
+    """The parameter space of a launch: uint8, laid out as declared."""
+    if len(args) != len(kernel.parameters):
+        raise EmulatorError(f"{kernel.name} has {len(kernel.parameters)} parameters, {len(args)} arguments given")
+    space = np.zeros(-(-kernel.parameter_bytes // 16) * 16, np.uint8)
+    for parameter, argument in zip(kernel.parameters, args, strict=True):
+        space[parameter.offset : parameter.offset + parameter.size] = _argument(kernel, parameter, argument, memory)
+    return space
+
+
+def _argument(kernel: Kernel, parameter: Parameter, argument: Argument, memory: GlobalMemory) -> Array:
+    name = f"parameter {parameter.name} of {kernel.name}"
+    if isinstance(argument, bytes):
+        if len(argument) != parameter.size:
+            raise EmulatorError(f"{name} has {parameter.size} bytes, {len(argument)} given")
+        return np.frombuffer(argument, np.uint8)
+    if parameter.size != parameter.type.bytes:
+        raise EmulatorError(f"{name} is an array of {parameter.size} bytes: pass bytes")
+    if isinstance(argument, np.ndarray | Uninitialised | Pointer):
+        if parameter.size != 8:
+            raise EmulatorError(f"{name} has {parameter.size} bytes and cannot hold an address")
+        return np.array([memory.add(argument)], np.uint64).view(np.uint8)
+    dtype = parameter.type.dtype
+    if parameter.type.kind == "float":
+        return np.array([argument]).astype(dtype).view(np.uint8)
+    if int(argument) != argument:
+        raise EmulatorError(f"{name} is an integer, {argument} given")
+    bits = int(argument) & ((1 << parameter.type.bits) - 1)
+    if int(argument) not in (bits, bits - (1 << parameter.type.bits)):
+        raise EmulatorError(f"{argument} does not fit {name} (.{parameter.type.name})")
+    return np.array([bits], f"uint{parameter.type.bits}").view(np.uint8)
