@@ -1,0 +1,448 @@
+"""From a lowered module to launch metadata: what an entry takes, gives, allocates and launches, as JSON expressions.
+
+A host function (`tile.dim`, `arith`, `tile.alloc`, `tile.launch`, `func.return`) is evaluated symbolically: an index is
+an expression over the arguments' shapes, a tensor is a buffer with a name. Together with the parameters that each
+`ptx.kernel` describes this gives the entries of `emmy.artefact`.
+
+Two facts are known at other levels only and are collected there: which sizes must agree and how much work there is
+(level 1: `level1_facts`), and how wide the copies are, hence how aligned the bases must be (level 3: `alignments`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias, cast
+
+from xdsl.dialects import arith, func
+from xdsl.dialects.builtin import IntegerAttr, ModuleOp, TensorType
+from xdsl.ir import Attribute, Operation, SSAValue
+
+from emmy.artefact import DTYPES, ArgumentSpec, BufferSpec, CheckSpec, EntrySpec, LaunchSpec
+from emmy.dialects import async_copy, mma, ptx, tensor_op, tile
+from emmy.dialects.common import DYNAMIC
+from emmy.errors import EmmyError
+from emmy.locations import location_of
+
+Expression: TypeAlias = Any
+"""An integer, or a nested list as `emmy.artefact` defines it."""
+
+Sizes: TypeAlias = tuple[Expression, ...]
+
+DEFAULT_ALIGN = 16
+"""Bytes; the base alignment of arguments of kernels that came as level-4 text, which does not say what they need."""
+
+
+# ---- expressions -----------------------------------------------------------------------------------------------------
+
+
+def _operation(expression: Expression) -> str | None:
+    """The operation of an expression that is not a number."""
+    return str(expression[0]) if not isinstance(expression, int) else None
+
+
+def add(*terms: Expression) -> Expression:
+    """The sum, constants folded."""
+    constant = sum(t for t in terms if isinstance(t, int))
+    rest = [t for t in terms if not isinstance(t, int)]
+    if not rest:
+        return constant
+    terms = (*rest, constant) if constant else tuple(rest)
+    return terms[0] if len(terms) == 1 else ["add", *terms]
+
+
+def multiply(*factors: Expression) -> Expression:
+    """The product, flattened, constants folded."""
+    constant, rest = 1, list[Expression]()
+    for factor in factors:
+        for part in factor[1:] if _operation(factor) == "mul" else [factor]:
+            if isinstance(part, int):
+                constant *= part
+            else:
+                rest.append(part)
+    if not rest or constant == 0:
+        return constant
+    factors = (constant, *rest) if constant != 1 else tuple(rest)
+    return factors[0] if len(factors) == 1 else ["mul", *factors]
+
+
+def _binary(name: str, fold: Callable[[int, int], int]) -> Callable[[Expression, Expression], Expression]:
+    def build(a: Expression, b: Expression) -> Expression:
+        return fold(a, b) if isinstance(a, int) and isinstance(b, int) else [name, a, b]
+
+    return build
+
+
+def _divide(name: str, fold: Callable[[int, int], int]) -> Callable[[Expression, Expression], Expression]:
+    def build(a: Expression, b: Expression) -> Expression:
+        if b == 1:
+            return a
+        return fold(a, b) if isinstance(a, int) and isinstance(b, int) and b else [name, a, b]
+
+    return build
+
+
+_ceildiv = _divide("ceildiv", lambda a, b: -(-a // b))
+_floordiv = _divide("floordiv", lambda a, b: a // b)
+_minimum, _maximum = _binary("min", min), _binary("max", max)
+
+ARITHMETIC: dict[type[Operation], Callable[[Expression, Expression], Expression]] = {
+    arith.AddiOp: add,
+    arith.SubiOp: _binary("sub", lambda a, b: a - b),
+    arith.MuliOp: multiply,
+    arith.CeilDivUIOp: _ceildiv,
+    arith.CeilDivSIOp: _ceildiv,
+    arith.DivUIOp: _floordiv,
+    arith.DivSIOp: _floordiv,
+    arith.FloorDivSIOp: _floordiv,
+    arith.MinUIOp: _minimum,
+    arith.MinSIOp: _minimum,
+    arith.MaxUIOp: _maximum,
+    arith.MaxSIOp: _maximum,
+}
+"""Host index arithmetic. Sizes are never negative, so signed and unsigned forms agree."""
+
+
+# ---- level 1: which sizes agree, how much work -----------------------------------------------------------------------
+
+
+@dataclass
+class Facts:
+    """What level 1 knows about a function: conditions on `?` sizes, and the work that it does."""
+
+    checks: list[CheckSpec] = field(default_factory=list[CheckSpec])
+    work: dict[str, Any] = field(default_factory=dict[str, Any])
+
+
+def level1_facts(module: ModuleOp) -> dict[str, Facts]:
+    """`Facts` of every function of a level-1 module, by name."""
+    functions = [op for op in module.body.block.ops if isinstance(op, func.FuncOp)]
+    return {f.sym_name.data: _function_facts(f) for f in functions if len(f.body.blocks) == 1}
+
+
+def _function_facts(function: func.FuncOp) -> Facts:
+    facts = Facts()
+    names = argument_names(function)
+    shapes: dict[SSAValue, Sizes] = {
+        arg: argument_sizes(name, arg.type) for name, arg in zip(names, function.body.block.args, strict=True)
+    }
+    works: list[dict[str, Any]] = []
+    for op in function.body.block.ops:
+        if isinstance(op, tensor_op.MatmulOp):
+            shapes[op.result], work = _matmul_facts(op, shapes, facts)
+            works.append(work)
+        elif isinstance(op, tensor_op.MapOp | tensor_op.CastOp):
+            shapes[op.results[0]] = _elementwise_sizes(op, shapes, facts)
+    facts.work = _total_work(function, works)
+    return facts
+
+
+def _matmul_facts(op: tensor_op.MatmulOp, shapes: dict[SSAValue, Sizes], facts: Facts) -> tuple[Sizes, dict[str, Any]]:
+    transpose_a, transpose_b = op.transpose_a is not None, op.transpose_b is not None
+    a, b = shapes[op.a], shapes[op.b]
+    m, ka = (a[-1], a[-2]) if transpose_a else (a[-2], a[-1])
+    n, kb = (b[-2], b[-1]) if transpose_b else (b[-1], b[-2])
+    _require_equal(facts, ka, kb, "the matmul contracts sizes of its operands that must be equal")
+    for left, right in zip(a[:-2], b[:-2], strict=True):
+        _require_equal(facts, left, right, "the matmul has batch sizes of its operands that must be equal")
+    batch = multiply(*a[:-2])
+    work = {
+        "kind": "matmul",
+        "m": m,
+        "n": n,
+        "k": ka,
+        "batch": batch,
+        "transpose_a": transpose_a,
+        "transpose_b": transpose_b,
+        "flops": multiply(2, batch, m, n, ka),
+    }
+    return (*a[:-2], m, n), work
+
+
+def _elementwise_sizes(op: Operation, shapes: dict[SSAValue, Sizes], facts: Facts) -> Sizes:
+    """Sizes of a map's or cast's result; `?` sizes of its operands do not broadcast, so they must agree."""
+    declared = cast("TensorType[Attribute]", op.results[0].type).get_shape()
+    sizes: list[Expression] = [None if s == DYNAMIC else s for s in declared]
+    for operand in op.operands:
+        given = shapes[operand]
+        skip = len(sizes) - len(given)
+        for axis, size in enumerate(given, skip):
+            if size == 1:
+                continue
+            if sizes[axis] is None:
+                sizes[axis] = size
+            _require_equal(facts, size, sizes[axis], "an elementwise operation has operands whose sizes must be equal")
+    return tuple(1 if size is None else size for size in sizes)
+
+
+def _require_equal(facts: Facts, left: Expression, right: Expression, message: str) -> None:
+    """Add the condition unless it holds by construction."""
+    if left != right and not (isinstance(left, int) and isinstance(right, int)):
+        if isinstance(left, int):
+            left, right = right, left
+        text = f"{message}: {describe(left)} and {describe(right)}"
+        check: CheckSpec = {"value": left, "equals": right, "message": text}
+        if check not in facts.checks:
+            facts.checks.append(check)
+
+
+def describe(expression: Expression) -> str:
+    """An expression in words: `dimension 1 of 'a'`."""
+    if _operation(expression) == "dim":
+        return f"dimension {expression[2]} of '{expression[1]}'"
+    return str(expression)
+
+
+def _total_work(function: func.FuncOp, works: list[dict[str, Any]]) -> dict[str, Any]:
+    """One matmul of the two arguments is told apart, since its result can be compared with a library's."""
+    ops = list(function.body.block.ops)
+    args = list(function.body.block.args)
+    first = ops[0] if ops else None
+    if len(ops) == 2 and isinstance(first, tensor_op.MatmulOp) and [first.a, first.b] == args:
+        return works[0]
+    return {"kind": "composite", "flops": add(*(work["flops"] for work in works))}
+
+
+# ---- level 3: what the copies need -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class KernelFacts:
+    """`widths`: for each view argument of a kernel, the widest access to it in bytes. `opt_level`: of ptxas."""
+
+    widths: tuple[int, ...]
+    opt_level: int
+
+
+def kernel_facts(module: ModuleOp) -> dict[str, KernelFacts]:
+    """`KernelFacts` of every `tile.kernel`, by name; the module is at level 3, with transports lowered."""
+    facts: dict[str, KernelFacts] = {}
+    for kernel in module.body.block.ops:
+        if isinstance(kernel, tile.KernelOp):
+            widths = tuple(_widest_access(arg) for arg in kernel.block.args)
+            opt_level = kernel.schedule.data.opt_level if kernel.schedule is not None else 3
+            facts[kernel.sym_name.data] = KernelFacts(widths, opt_level)
+    return facts
+
+
+def _widest_access(view: SSAValue) -> int:
+    """Bytes. A fragment is stored straight to memory by pairs of elements at most."""
+    itemsize = DTYPES[str(cast(tile.ViewType, view.type).element_type)].itemsize
+    widest = itemsize
+    for use in view.uses:
+        op = use.operation
+        if isinstance(op, async_copy.CpAsyncOp | async_copy.PlainCopyOp | async_copy.PlainStoreOp):
+            widest = max(widest, op.bytes.value.data)
+        elif isinstance(op, mma.StoreGlobalOp):
+            widest = max(widest, 2 * itemsize)
+    return widest
+
+
+# ---- the host function -----------------------------------------------------------------------------------------------
+
+
+def argument_names(function: func.FuncOp) -> list[str]:
+    """A distinct name for each argument: that of the text, or `argN`."""
+    names: list[str] = []
+    for index, arg in enumerate(function.body.block.args):
+        names.append(_fresh(arg.name_hint or f"arg{index}", names))
+    return names
+
+
+def _fresh(name: str, taken: Sequence[str]) -> str:
+    candidate, number = name, 1
+    while candidate in taken:
+        candidate, number = f"{name}_{number}", number + 1
+    return candidate
+
+
+def argument_sizes(name: str, type_: Attribute) -> Sizes:
+    """The sizes of an argument: numbers, and `["dim", name, axis]` for `?`."""
+    if not isinstance(type_, TensorType):
+        return ()
+    return tuple(["dim", name, i] if s == DYNAMIC else s for i, s in enumerate(type_.get_shape()))
+
+
+@dataclass(frozen=True)
+class Buffer:
+    """A tensor of the host function: an argument, a result or a temporary."""
+
+    name: str
+    dtype: str
+    sizes: Sizes
+    argument: bool
+
+    def stride(self, axis: int) -> Expression:
+        """The stride of an axis in elements; what the host allocates is row-major."""
+        return ["stride", self.name, axis] if self.argument else multiply(*self.sizes[axis + 1 :])
+
+
+class HostEvaluator:
+    """Walks one host function; `spec()` gives its entry."""
+
+    def __init__(
+        self,
+        function: func.FuncOp,
+        kernels: Mapping[str, ptx.KernelOp],
+        kernel_facts: Mapping[str, KernelFacts],
+        images: Mapping[str, str],
+    ):
+        self.function = function
+        self.kernels = kernels
+        self.kernel_facts = kernel_facts
+        self.images = images
+        self.indices: dict[SSAValue, Expression] = {}
+        self.buffers: dict[SSAValue, Buffer] = {}
+        self.launches: list[LaunchSpec] = []
+        self.widths: dict[str, int] = {}
+        self.returned: list[Buffer] = []
+
+    def spec(self, facts: Facts) -> EntrySpec:
+        """The entry. Raises `EmmyError` at an op that is none of a host function's."""
+        names = argument_names(self.function)
+        for name, arg in zip(names, self.function.body.block.args, strict=True):
+            self.buffers[arg] = Buffer(name, self.element_type(arg), argument_sizes(name, arg.type), True)
+        self.name_results()
+        for op in self.function.body.block.ops:
+            self.visit(op)
+        arguments = [buffer for buffer in self.buffers.values() if buffer.argument]
+        allocated = [buffer for buffer in self.buffers.values() if not buffer.argument]
+        spec: EntrySpec = {
+            "arguments": [self.argument_spec(buffer) for buffer in arguments],
+            "results": [self.buffer_spec(buffer) for buffer in self.returned],
+            "temporaries": [self.buffer_spec(buffer) for buffer in allocated if buffer not in self.returned],
+            "checks": [*facts.checks, *self.width_checks(arguments)],
+            "launches": self.launches,
+        }
+        if facts.work:
+            spec["work"] = facts.work
+        return spec
+
+    def name_results(self) -> None:
+        """Names of the tensors that the function allocates, distinct from those of the arguments."""
+        self.names: dict[SSAValue, str] = {}
+        taken = [buffer.name for buffer in self.buffers.values()]
+        for op in self.function.body.block.ops:
+            if isinstance(op, tile.AllocOp):
+                self.names[op.result] = _fresh(op.result.name_hint or "out", taken)
+                taken.append(self.names[op.result])
+
+    def element_type(self, value: SSAValue) -> str:
+        """The element type's name; `EmmyError` if the runtime has none such."""
+        type_ = value.type
+        if not isinstance(type_, TensorType):
+            raise EmmyError(f"a host function takes and gives tensors, got {type_}", location_of(self.function))
+        name = str(cast("TensorType[Attribute]", type_).element_type)
+        if name not in DTYPES:
+            raise EmmyError(f"tensors hold {', '.join(DTYPES)}, got {name}", location_of(self.function))
+        return name
+
+    # ---- ops ---------------------------------------------------------------------------------------------------------
+
+    def visit(self, op: Operation) -> None:
+        """Evaluate one op."""
+        if isinstance(op, arith.ConstantOp) and isinstance(op.value, IntegerAttr):
+            self.indices[op.result] = op.value.value.data
+        elif type(op) in ARITHMETIC:
+            self.indices[op.results[0]] = ARITHMETIC[type(op)](*(self.indices[operand] for operand in op.operands))
+        elif isinstance(op, tile.DimOp):
+            self.indices[op.result] = self.buffers[op.source].sizes[op.axis.value.data]
+        elif isinstance(op, tile.AllocOp):
+            self.buffers[op.result] = self.allocate(op)
+        elif isinstance(op, tile.LaunchOp):
+            self.launches.append(self.launch(op))
+        elif isinstance(op, func.ReturnOp):
+            self.returned = self.results(op)
+        else:
+            raise EmmyError(f"'{op.name}' cannot stand in a host function", location_of(op))
+
+    def allocate(self, op: tile.AllocOp) -> Buffer:
+        dynamic = iter([self.indices[size] for size in op.sizes])
+        shape = op.result.type.get_shape()
+        sizes = tuple(next(dynamic) if size == DYNAMIC else size for size in shape)
+        return Buffer(self.names[op.result], self.element_type(op.result), sizes, False)
+
+    def results(self, op: func.ReturnOp) -> list[Buffer]:
+        buffers = [self.buffers[value] for value in op.arguments]
+        for position, buffer in enumerate(buffers):
+            if buffer.argument:
+                raise EmmyError(f"the function returns its argument '{buffer.name}' unchanged", location_of(op))
+            if buffer in buffers[:position]:
+                raise EmmyError(f"the function returns '{buffer.name}' twice", location_of(op))
+        return buffers
+
+    def launch(self, op: tile.LaunchOp) -> LaunchSpec:
+        name = op.kernel.root_reference.data
+        kernel = self.kernels.get(name)
+        if kernel is None:
+            raise EmmyError(f"there is no kernel @{name} at level 4", location_of(op))
+        buffers = [self.buffers[value] for value in op.args]
+        self.note_widths(name, buffers)
+        return {
+            "image": self.images[name],
+            "kernel": name,
+            "grid": [self.indices[op.ctas], 1, 1],
+            "block": [kernel.threads.value.data, 1, 1],
+            "shared_bytes": kernel.shared_bytes.value.data,
+            "params": [self.parameter(param.data, buffers, op) for param in kernel.params],
+        }
+
+    def parameter(self, text: str, buffers: Sequence[Buffer], op: Operation) -> dict[str, Any]:
+        """One launch parameter from its description in `ptx.kernel`."""
+        word, *numbers = text.split()
+        index, *axis = (int(number) for number in numbers)
+        if index >= len(buffers) or (axis and axis[0] >= len(buffers[index].sizes)):
+            raise EmmyError(f"the launch passes nothing for the kernel's parameter '{text}'", location_of(op))
+        buffer = buffers[index]
+        if word == "pointer":
+            return {"pointer": buffer.name}
+        return {"u32": buffer.sizes[axis[0]]} if word == "dim" else {"u64": buffer.stride(axis[0])}
+
+    # ---- alignment ---------------------------------------------------------------------------------------------------
+
+    def note_widths(self, kernel: str, buffers: Sequence[Buffer]) -> None:
+        facts = self.kernel_facts.get(kernel)
+        widths = facts.widths if facts is not None else [DEFAULT_ALIGN] * len(buffers)
+        for buffer, width in zip(buffers, widths, strict=False):
+            self.widths[buffer.name] = max(width, self.widths.get(buffer.name, 0))
+
+    def argument_spec(self, buffer: Buffer) -> ArgumentSpec:
+        align = max(self.widths.get(buffer.name, 1), DTYPES[buffer.dtype].itemsize)
+        return {"name": buffer.name, "dtype": buffer.dtype, "shape": list(buffer.sizes), "align": align}
+
+    def buffer_spec(self, buffer: Buffer) -> BufferSpec:
+        align = max(self.widths.get(buffer.name, 1), DTYPES[buffer.dtype].itemsize)
+        return {"name": buffer.name, "dtype": buffer.dtype, "shape": list(buffer.sizes), "align": align}
+
+    def width_checks(self, arguments: Sequence[Buffer]) -> list[CheckSpec]:
+        """Rows of a `?` size must hold a whole number of the copies that the kernels make of them."""
+        checks: list[CheckSpec] = []
+        for buffer in arguments:
+            elements = self.widths.get(buffer.name, 0) // DTYPES[buffer.dtype].itemsize
+            if elements > 1 and len(buffer.sizes) > 1 and not isinstance(buffer.sizes[-1], int):
+                message = f"{describe(buffer.sizes[-1])} must be a multiple of {elements}"
+                checks.append({"value": buffer.sizes[-1], "multiple_of": elements, "message": message})
+        return checks
+
+
+def plan_entries(
+    module: ModuleOp,
+    images: Mapping[str, str],
+    facts: Mapping[str, Facts] | None = None,
+    kernel_facts: Mapping[str, KernelFacts] | None = None,
+) -> dict[str, EntrySpec]:
+    """The entries of a level-4 module, by function name.
+
+    `images` maps kernel names to the image that holds them; `facts` and `kernel_facts` come from the levels above.
+    Raises `EmmyError` for a host function that cannot be expressed.
+    """
+    kernels = {op.sym_name.data: op for op in module.body.block.ops if isinstance(op, ptx.KernelOp)}
+    entries: dict[str, EntrySpec] = {}
+    for function in module.body.block.ops:
+        if isinstance(function, func.FuncOp):
+            name = function.sym_name.data
+            if len(function.body.blocks) != 1:
+                raise EmmyError("a host function has one block", location_of(function))
+            evaluator = HostEvaluator(function, kernels, kernel_facts or {}, images)
+            entries[name] = evaluator.spec((facts or {}).get(name, Facts()))
+    return entries
