@@ -31,6 +31,8 @@ from xdsl.traits import Pure
 from xdsl.utils.exceptions import VerifyException
 
 from emmy.dialects.common import DYNAMIC, MapKindAttr, ReduceKindAttr, check_map, shape_text
+from emmy.errors import EmmyError
+from emmy.locations import location_of
 
 POLICIES = ("f32", "f16", "hybrid")
 OVERFLOW = ("propagate", "redo")
@@ -106,16 +108,22 @@ def check_accumulate(policy: AccumulateAttr | None, operand: Attribute) -> None:
 def accumulation_policy(matmul: MatmulOp) -> AccumulateAttr:
     """The policy that holds for a product: its own, else the module's (`emmy.accumulate`), else f32.
 
-    A module's policy that needs f16 operands leaves products of bf16 at f32.
+    A module's policy that needs f16 operands leaves products of bf16 at f32. Raises `EmmyError` if the module's attribute
+    is no policy.
     """
-    if matmul.accumulate is not None:
-        return matmul.accumulate
-    module: Operation = matmul
+    policy = matmul.accumulate or module_policy(matmul)
+    takes_f16 = isinstance(tensor_type(matmul.a).element_type, Float16Type)
+    return policy if policy is not None and takes_f16 else AccumulateAttr.get()
+
+
+def module_policy(op: Operation) -> AccumulateAttr | None:
+    """The attribute `emmy.accumulate` of the module that holds `op`, if it has one."""
+    module = op
     while (parent := module.parent_op()) is not None:
         module = parent
     policy = module.attributes.get("emmy.accumulate")
-    if not isinstance(policy, AccumulateAttr) or not isinstance(tensor_type(matmul.a).element_type, Float16Type):
-        return AccumulateAttr.get()
+    if policy is not None and not isinstance(policy, AccumulateAttr):
+        raise EmmyError(f"emmy.accumulate is a #tensor_op.accumulate<..>, got {policy}", location_of(module))
     return policy
 
 

@@ -5,7 +5,7 @@ Accepts: functions of one block that hold `tensor_op.matmul` (each with its `emm
 Guarantees: no tensor_op op is left; for each group of `emmy.lowering.fusion` there are one `tile.kernel` after the function
 and, in the function, the `tile.alloc` of its results and its `tile.launch`. Results are the same numbers: every `map` is
 computed in f32 and rounded to its own type, as level 1 says, even where a chain stays in registers. Ops that nothing reads
-are dropped.
+are dropped. A product of bf16 that cannot follow the module's policy is summed in f32; its kernel says so (`emmy.remark`).
 
     func.func @mm(%a: tensor<?x64xf16>, %b: tensor<256x64xf16>) -> tensor<?x256xf16> {
       %y = tensor_op.matmul %a, %b transpose_b {emmy.schedule = #tile.schedule<block = [128, 128, 64], warps = [2, 2]>} : ..
@@ -43,6 +43,7 @@ from xdsl.dialects.builtin import (
     FloatAttr,
     IntegerAttr,
     ModuleOp,
+    StringAttr,
     f16,
     f32,
 )
@@ -57,6 +58,7 @@ from emmy.dialects.tensor_op import (
     TensorOp,
     accumulation_policy,
     contraction,
+    module_policy,
     tensor_type,
 )
 from emmy.dialects.tile import (
@@ -322,7 +324,12 @@ def _matmul_kernel(name: str, group: Group, matmul: MatmulOp) -> KernelOp:
     result = tensor_type(matmul.result)
     accumulated = _contract(body, matmul, schedule, policy)
     body.tiles[matmul.result] = body.cast(accumulated, result.element_type)
-    return body.finish(name, schedule)
+    kernel = body.finish(name, schedule)
+    wanted = matmul.accumulate or module_policy(matmul)
+    if wanted is not None and wanted != policy:
+        remark = f"accumulate<{wanted.policy.data}> of the module needs f16 operands; this product of bf16 stays f32"
+        kernel.attributes["emmy.remark"] = StringAttr(remark)
+    return kernel
 
 
 def _contract(body: Body, matmul: MatmulOp, schedule: ScheduleAttr, policy: AccumulateAttr) -> SSAValue:
