@@ -298,6 +298,25 @@ class LaunchOp(IRDLOperation):
     def __init__(self, kernel: str, ctas: SSAValue, args: Sequence[SSAValue]):
         super().__init__(operands=[ctas, args], properties={"kernel": SymbolRefAttr(kernel)})
 
+    def verify_(self) -> None:
+        module: Operation = self
+        while (parent := module.parent_op()) is not None:
+            module = parent
+        name = self.kernel.root_reference.data
+        kernel = None if module is self else find_kernel(module, name)
+        if kernel is None:
+            return
+        views = [cast(ViewType, v.type) for v in kernel.block.args]
+        if len(views) != len(self.args):
+            raise VerifyException(f"kernel @{name} takes {len(views)} view(s), got {len(self.args)} tensor(s)")
+        for tensor, view in zip((cast(TensorType[Attribute], a.type) for a in self.args), views, strict=True):
+            pairs = list(zip(tensor.get_shape(), view.get_shape(), strict=False))
+            fits = len(tensor.get_shape()) == len(view.get_shape()) and all(
+                t == v or DYNAMIC in (t, v) for t, v in pairs
+            )
+            if not fits or tensor.element_type != view.element_type:
+                raise VerifyException(f"kernel @{name} takes a {view} here, got a {tensor}")
+
 
 # ---- kernels ---------------------------------------------------------------------------------------------------------
 
@@ -487,6 +506,11 @@ class FillOp(IRDLOperation):
     def __init__(self, value: FloatAttr[AnyFloat], result_type: TileType):
         super().__init__(result_types=[result_type], properties={"value": value})
 
+    def verify_(self) -> None:
+        element = self.result.type.element_type
+        if self.value.type != element:
+            raise VerifyException(f"fill of a tile of {element} wants a value of that type, got {self.value.type}")
+
 
 @irdl_op_definition
 class DotOp(IRDLOperation):
@@ -522,6 +546,11 @@ class DotOp(IRDLOperation):
         a, b, c = (cast(TileType, v.type) for v in (self.a, self.b, self.acc))
         if self.result.type != c:
             raise VerifyException("dot gives the type of what it accumulates into")
+        ranks = [len(t.get_shape()) for t in (a, b, c)]
+        if len(set(ranks)) != 1 or ranks[0] < 2:
+            raise VerifyException(
+                f"dot wants tiles of one rank, at least 2; got ranks {ranks[0]}, {ranks[1]}, {ranks[2]}"
+            )
         m, n, ka, kb = contraction(
             a.get_shape(), b.get_shape(), self.transpose_a is not None, self.transpose_b is not None
         )
