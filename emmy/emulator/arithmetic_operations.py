@@ -7,7 +7,6 @@ The approximate functions (.approx) return the correctly rounded value, which ha
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Callable
 
 import numpy as np
@@ -46,11 +45,11 @@ def _remainder(a: Array, b: Array) -> Array:
 
 
 _INTEGER: dict[str, Function] = {
-    "add": operator.add,
-    "sub": operator.sub,
+    "add": np.add,
+    "sub": np.subtract,
     "min": np.minimum,
     "max": np.maximum,
-    "neg": operator.neg,
+    "neg": np.negative,
     "abs": np.abs,
 }
 
@@ -144,11 +143,11 @@ def _reciprocal_root(a: Array) -> Array:
 _FLOAT: dict[str, Function] = {
     "add": add_round_to_odd,
     "sub": _subtract,
-    "mul": operator.mul,
-    "div": operator.truediv,
+    "mul": np.multiply,
+    "div": np.divide,
     "min": np.fmin,
     "max": np.fmax,
-    "neg": operator.neg,
+    "neg": np.negative,
     "abs": np.abs,
     "fma": _multiply_add,
     "sqrt": np.sqrt,
@@ -161,7 +160,7 @@ _FLOAT: dict[str, Function] = {
     "tanh": np.tanh,
 }
 # Computed in the type itself: NumPy rounds these correctly.
-_NATIVE: dict[str, Function] = {"add": operator.add, "sub": operator.sub, "mul": operator.mul}
+_NATIVE: dict[str, Function] = {"add": np.add, "sub": np.subtract, "mul": np.multiply}
 _UNARY = ("neg", "abs", "sqrt", "rcp", "rsqrt", "ex2", "lg2", "sin", "cos", "tanh")
 
 

@@ -66,8 +66,8 @@ class Clocks:
         if lanes == live:
             np.maximum(self.known[warp], clock, out=self.known[warp])
         else:
-            learnt = self.partial[warp].get(lanes, self.known[warp])
-            self.partial[warp][lanes] = np.maximum(learnt, clock)
+            partial = self.partial[warp]
+            partial[lanes] = np.maximum(partial[lanes] if lanes in partial else self.known[warp], clock)
 
     def barrier(self, arrived: list[Array], synchronized: list[int]) -> None:
         """A CTA barrier completes: the warps that wait at it learn every clock that arrived."""

@@ -96,8 +96,8 @@ def narrow(value: Array, dtype: np.dtype[Any], mode: str = "rn") -> Array:
         down, up = np.zeros(value.shape, bool), back < value
     unsigned = STORAGE[dtype.itemsize * 8]
     bits = result.view(unsigned).copy()
-    sign = unsigned.type(1 << (dtype.itemsize * 8 - 1))
-    one = unsigned.type(1)
+    sign: Array = np.array(1 << (dtype.itemsize * 8 - 1), unsigned)
+    one: Array = np.array(1, unsigned)
     negative = (bits & sign) != 0
     zero = (bits & ~sign) == 0
     # Floats are sign and magnitude: towards minus infinity is magnitude - 1 above zero and + 1 below it.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Callable
 from typing import Any
 
@@ -15,10 +14,10 @@ from emmy.emulator.syntax import Negated, Operand, Pair, Sink
 
 U32, S32, PRED = TYPES["u32"], TYPES["s32"], TYPES["pred"]
 _BITWISE: dict[str, Callable[..., Array]] = {
-    "and": operator.and_,
-    "or": operator.or_,
-    "xor": operator.xor,
-    "not": operator.invert,
+    "and": np.bitwise_and,
+    "or": np.bitwise_or,
+    "xor": np.bitwise_xor,
+    "not": np.invert,
 }
 
 
@@ -164,12 +163,12 @@ def decode_permute(spelling: Spelling) -> Operation:
 # Comparisons
 
 _ORDERED: dict[str, Callable[[Any, Any], Any]] = {
-    "eq": operator.eq,
-    "ne": operator.ne,
-    "lt": operator.lt,
-    "le": operator.le,
-    "gt": operator.gt,
-    "ge": operator.ge,
+    "eq": np.equal,
+    "ne": np.not_equal,
+    "lt": np.less,
+    "le": np.less_equal,
+    "gt": np.greater,
+    "ge": np.greater_equal,
 }
 _UNSIGNED = {"lo": "lt", "ls": "le", "hi": "gt", "hs": "ge"}
 _COMPARISONS = [*_ORDERED, *_UNSIGNED, *[f"{c}u" for c in _ORDERED], "num", "nan"]

@@ -99,11 +99,12 @@ def decode_vote(spelling: Spelling) -> Operation:
             check(low, high, mask)
             value = predicate(low, high)
             live = machine.live[low:high]
-            every, some = (value | ~live).all(axis=1), (value & live).any(axis=1)
+            every: Array = np.asarray((value | ~live).all(axis=1))
+            some: Array = np.asarray((value & live).any(axis=1))
             if mode == "ballot":
                 row = mask_bits(value & live)
             else:
-                row: Array = {"all": every, "any": some, "uni": every | ~some}[mode]
+                row = {"all": every, "any": some, "uni": every | ~some}[mode]
             write(low, high, mask, np.repeat(row[:, None], 32, axis=1))
 
         return execute
