@@ -412,8 +412,11 @@ def run_on_emulator(
             emulators[launch.image] = Emulator(ptx)
         args: list[Any] = []
         for kind, value in launch.params:
-            buffer = buffers[str(value)] if kind == "pointer" else value
-            args.append(Uninitialised(buffer) if value in unwritten else buffer)
+            if kind == "pointer":
+                buffer = buffers[str(value)]
+                args.append(Uninitialised(buffer) if value in unwritten else buffer)
+            else:
+                args.append(value)
         reports.append(
             emulators[launch.image].launch(
                 kernel=launch.kernel,

@@ -130,13 +130,16 @@ class Measurement:
     def _compare_integers(self) -> dict[str, Any]:
         """Every partial sum is an integer that the reference represents, so that results are equal or wrong."""
         exact_in_f32 = self.work.get("k", 1) * self.case.magnitude**2 < 2**24
-        dtype = self.torch.float32 if exact_in_f32 else self.torch.float64
-        out, wrong, worst = self.outs[0], 0, 0.0
+        torch = self.torch
+        dtype = torch.float32 if exact_in_f32 else torch.float64
+        out, wrong, not_finite, worst = self.outs[0], 0, 0, 0.0
         for where, reference in self._reference_blocks(dtype):
             got, wanted = out[where], reference.to(out.dtype)
             wrong += int((got != wanted).sum())  # NaN differs from everything
-            worst = max(worst, float((got.to(dtype) - reference).abs().nan_to_num(math.inf).max()))
-        found = {"ok": wrong == 0, "error": {"ok": wrong == 0, "wrong_elements": wrong, "largest_difference": worst}}
+            not_finite += int((~torch.isfinite(got)).sum())
+            worst = max(worst, float((got.to(dtype) - reference).abs().nan_to_num(0.0, 0.0, 0.0).max()))
+        error = {"ok": wrong == 0, "wrong_elements": wrong, "not_finite": not_finite, "largest_difference": worst}
+        found: dict[str, Any] = {"ok": wrong == 0, "error": error}
         return found | ({"message": f"{wrong} of {out.numel()} integer elements are wrong"} if wrong else {})
 
     def _compare_reference(self) -> dict[str, Any]:

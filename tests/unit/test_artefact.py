@@ -213,6 +213,13 @@ def test_vector_add_on_the_emulator():
         run_on_emulator(artefact, "vector_add", [a[:7], b[:7]])
 
 
+def test_integer_matmul_on_the_emulator_is_exact():
+    rng = np.random.default_rng(0)
+    a, b = (rng.integers(-4, 5, (rows, 24)).astype(np.float16) for rows in (5, 40))
+    (out,), _ = run_on_emulator(smoke_artefact("sm_80"), "naive_matmul", [a, b], order="reversed")
+    assert np.array_equal(out, (a.astype(np.float64) @ b.astype(np.float64).T).astype(np.float16))
+
+
 def test_the_emulator_needs_ptx():
     artefact = Artefact("sm_80", {"smoke": Image(cubin=b"")}, smoke_artefact("sm_80").entries)
     with pytest.raises(EmmyError, match="image 'smoke' has no PTX"):
