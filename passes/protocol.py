@@ -6,12 +6,12 @@ from collections.abc import Iterator
 from typing import NoReturn
 
 from xdsl.dialects import scf
-from xdsl.dialects.builtin import FileLineColLoc
 from xdsl.ir import Operation, SSAValue
 
 from emmy.dialects import async_copy as ac
 from emmy.dialects.tile import KernelOp
-from emmy.errors import EmmyError, SourceLocation
+from emmy.errors import EmmyError
+from emmy.locations import location_of
 
 Step = ac.AcquireOp | ac.CommitOp | ac.WaitOp | ac.ReleaseOp
 """The four ops that move a ticket of a ring."""
@@ -21,15 +21,6 @@ PROTOCOL_OPS = (ac.AcquireOp, ac.CopyOp, ac.CommitOp, ac.WaitOp, ac.ReleaseOp, a
 
 EVENT_OPS = (ac.SlotOp, ac.CpAsyncOp, ac.PlainCopyOp, ac.PlainStoreOp, ac.CommitGroupOp, ac.WaitGroupOp, ac.BarrierOp)
 """Ops that `lower-transport` makes."""
-
-
-def location_of(op: Operation | None) -> SourceLocation | None:
-    """Where the text of an op (or of the nearest op around it that knows) stands."""
-    while op is not None:
-        if isinstance(op.location, FileLineColLoc):
-            return SourceLocation(op.location.filename.data, op.location.line.data, op.location.column.data)
-        op = op.parent_op()
-    return None
 
 
 def fail(op: Operation, message: str) -> NoReturn:
