@@ -16,6 +16,7 @@ import subprocess
 import sysconfig
 import tempfile
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -94,6 +95,20 @@ def assemble(ptx: str, target: str, opt_level: int = 3, allow: frozenset[str] = 
     kernels, messages = parse_report(report)
     _refuse_unwanted(kernels, messages, allow)
     return Assembled(cubin, kernels, messages)
+
+
+def resources(assembled: Assembled, dynamic_shared: Mapping[str, int] | None = None) -> dict[str, dict[str, int]]:
+    """The report in the form that an artefact keeps: registers, spill_bytes (stored and loaded, per thread) and
+    shared_bytes (static, plus what `dynamic_shared` says that launches of the kernel ask for), by kernel."""
+    dynamic = dynamic_shared or {}
+    return {
+        name: {
+            "registers": kernel.registers,
+            "spill_bytes": kernel.spill_store_bytes + kernel.spill_load_bytes,
+            "shared_bytes": kernel.shared_bytes + dynamic.get(name, 0),
+        }
+        for name, kernel in assembled.kernels.items()
+    }
 
 
 _COMPILING = re.compile(r"Compiling entry function '([^']+)'")

@@ -24,7 +24,8 @@ class ChildFailed(Exception):
 
 
 class Child:
-    """Runs `command` when it is first needed. It must print one line, `{"ready": true}`, before it takes requests."""
+    """Runs `command` when it is first needed. It must print `{"ready": true}` before it takes requests, or
+    `{"ready": false, "message": ...}` if it cannot."""
 
     def __init__(
         self, command: Sequence[str], startup_seconds: float = 180.0, environment: dict[str, str] | None = None
@@ -88,7 +89,10 @@ class Child:
         # Each child has its own queue, so that a late line of a killed one is never taken for an answer.
         self._lines = queue.Queue()
         threading.Thread(target=_forward, args=(self._process.stdout, self._lines), daemon=True).start()
-        self._answer(self.startup_seconds)
+        greeting = self._answer(self.startup_seconds)
+        if not greeting.get("ready"):
+            self.stop()
+            raise ChildFailed(str(greeting.get("message", "the process is not ready")))
 
     def _answer(self, seconds: float) -> dict[str, Any]:
         try:

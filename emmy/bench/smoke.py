@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from emmy.artefact import Artefact, EntrySpec, Image
-from emmy.assemble import assemble, find_tool
+from emmy.assemble import assemble, find_tool, resources
 from emmy.targets import TARGETS, get_target
 
 HEADER = """.version {version}
@@ -186,8 +186,10 @@ def smoke_ptx(target: str) -> str:
 def smoke_artefact(target: str) -> Artefact:
     """Both kernels as an artefact, with a cubin if there is an assembler."""
     ptx = smoke_ptx(target)
-    cubin = assemble(ptx, target).cubin if find_tool("ptxas") else None
-    return Artefact(target, {"smoke": Image(ptx, cubin)}, ENTRIES)
+    if find_tool("ptxas") is None:
+        return Artefact(target, {"smoke": Image(ptx)}, ENTRIES)
+    assembled = assemble(ptx, target)
+    return Artefact(target, {"smoke": Image(ptx, assembled.cubin)}, ENTRIES, resources(assembled))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

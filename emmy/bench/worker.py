@@ -137,7 +137,11 @@ def serve(make_worker: Callable[[], Any]) -> int:
             answers.write(json.dumps(fields) + "\n")
             answers.flush()
 
-        worker = make_worker()
+        try:
+            worker = make_worker()
+        except Exception as error:
+            answer({"ready": False, "message": f"{type(error).__name__}: {error}"})
+            return 1
         answer({"ready": True})
         for line in sys.stdin:
             request: dict[str, Any] = json.loads(line)

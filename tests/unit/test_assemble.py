@@ -3,7 +3,7 @@
 import pytest
 
 from emmy import assemble as assembler
-from emmy.assemble import assemble, instruction_mix, main_loop_mix, occupancy, parse_report, sass
+from emmy.assemble import assemble, instruction_mix, main_loop_mix, occupancy, parse_report, resources, sass
 from emmy.bench.smoke import smoke_ptx
 from emmy.errors import EmmyError
 from emmy.targets import TARGETS
@@ -77,6 +77,17 @@ def test_a_spill_is_refused_unless_allowed():
     assert kernel.spill_load_bytes > 0
     assert kernel.stack_bytes > 0
     assert kernel.registers == 32
+
+
+def test_resources_as_an_artefact_keeps_them():
+    spilling = assemble(SPILLING, "sm_90a", allow=frozenset({"spills"}))
+    kernel = spilling.kernels["spilling"]
+    found = resources(spilling, {"spilling": 1024})["spilling"]
+    assert found == {
+        "registers": 32,
+        "spill_bytes": kernel.spill_store_bytes + kernel.spill_load_bytes,
+        "shared_bytes": 1024,
+    }
 
 
 def test_an_ignored_instruction_is_refused_unless_allowed():
