@@ -87,6 +87,7 @@ def allocate(kernel: tile.KernelOp, target: Target) -> None:
 
 def lay_out(ring: async_copy.PipelineOp) -> None:
     """Offsets and swizzles of a ring's fields, and the bytes of a slot: whole alignments of all fields."""
+    ring.base = IntegerAttr(0, i64)  # until it is placed
     offsets: dict[str, Attribute] = {}
     swizzles: dict[str, Attribute] = {}
     at = alignment = 0

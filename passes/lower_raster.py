@@ -128,7 +128,10 @@ def lower_grid(grid: tile.GridOp) -> None:
     emit = Emitter(grid.parent, grid, grid)
     do = Arithmetic(emit)
     counts = [do.blocks(known(extent), block) for extent, block in zip(grid.extents, grid.get_blocks(), strict=True)]
-    at: Number = 0 if all(count == 1 for count in counts) else emit.value(tile.CtaIdOp())
+    at: Number = 0
+    if any(count != 1 for count in counts):
+        at = emit.value(tile.CtaIdOp())
+        at.name_hint = "cta"
     coordinates: list[Number] = []
     for number in range(max(0, len(counts) - 2)):
         inner: Number = 1
