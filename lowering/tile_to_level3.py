@@ -19,7 +19,7 @@ from xdsl.ir import Block, Operation, Region, SSAValue
 from xdsl.passes import ModulePass
 from xdsl.traits import is_side_effect_free
 
-from emmy.atoms import get_atom
+from emmy.atoms import Atom, get_atom
 from emmy.dialects import async_copy, mma, tile
 from emmy.dialects.tensor_op import AccumulateAttr, contraction
 from emmy.errors import EmmyError
@@ -381,6 +381,13 @@ class ConsumerHalf:
             )
         return extent if extent == 1 else extent // warps
 
+    def atom(self, op: Operation, operand: str = "f16", accumulator: str = "f32") -> Atom:
+        """The schedule's atom for these element types (its shape is the same for all)."""
+        try:
+            return get_atom(self.plan.schedule.atom, operand, accumulator)
+        except EmmyError as error:
+            raise EmmyError(error.message, location_of(op)) from error
+
     def fragment_type(self, type_: tile.TileType, op: Operation) -> mma.FragmentType:
         """What one warp holds of a tile: a fragment of place c. Rank 1 is one row."""
         shape = type_.get_shape()
@@ -389,7 +396,7 @@ class ConsumerHalf:
                 f"lower-tile takes tiles of rank 1 or 2; {op.name} has one of rank {len(shape)}", location_of(op)
             )
         rows, cols = (1, *shape)[-2:]
-        atom = get_atom(self.plan.schedule.atom, "f16", "f32")
+        atom = self.atom(op)
         held = (self.part(0, rows, atom.m, op), self.part(1, cols, atom.n, op))
         return mma.FragmentType.get(held, type_.element_type, "c", self.plan.schedule.atom)
 
@@ -439,10 +446,7 @@ class ConsumerHalf:
         ta, tb = op.transpose_a is not None, op.transpose_b is not None
         acc, held = self.value(op.acc, op, emit), self.fragment_type(c, op)
         m, n, k, _ = contraction(a.get_shape(), b.get_shape(), ta, tb)
-        try:
-            atom = get_atom(self.plan.schedule.atom, str(a.element_type), str(c.element_type))
-        except EmmyError as error:
-            raise EmmyError(error.message, location_of(op)) from error
+        atom = self.atom(op, str(a.element_type), str(c.element_type))
         if k % atom.k:
             raise EmmyError(f"a dot over {k} elements of K is not whole k-steps of {atom.k}", location_of(op))
         row, col = self.offset(0, m), self.offset(1, n)
