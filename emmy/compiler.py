@@ -17,12 +17,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from xdsl.dialects.builtin import ModuleOp
+from xdsl.dialects.func import FuncOp
 
 from emmy.artefact import Artefact, Image, run_on_emulator
 from emmy.assemble import Assembled, assemble, find_tool
 from emmy.errors import EmmyError
 from emmy.files import write_file
-from emmy.ir import as_emmy_error, make_context, parse_module, print_module, read_text, verify_module
+from emmy.ir import as_emmy_error, make_context, parse_attribute, parse_module, print_module, read_text, verify_module
 from emmy.launch_plan import Facts, KernelFacts, kernel_facts, level1_facts, plan_entries
 from emmy.locations import show_error
 from emmy.pipelines import LEVELS, Step, has_work, level_of, pipeline_for
@@ -56,6 +57,7 @@ class Options:
     target: a name of `emmy.targets`. accumulate: the policy of products that state none, as the text spells it
     (`f32`, `hybrid, max_k = 64`). schedule: fields of `emmy.schedules.Schedule` that replace the table's choice.
     opt_level: of ptxas, None for the schedule's. verify_each: verify after every pass.
+    entry: the only function to compile, or None.
     """
 
     target: str
@@ -63,6 +65,7 @@ class Options:
     schedule: tuple[tuple[str, Any], ...] = ()
     opt_level: int | None = None
     verify_each: bool = False
+    entry: str | None = None
 
     def pass_text(self, step: Step) -> str:
         """The step's pass with these options."""
@@ -145,6 +148,8 @@ def lower(
     with _without_garbage_collection():
         module = parse_module(text, file, context)
         verify_module(module)
+        if options.entry is not None:
+            _keep_only(module, options.entry)
         if options.accumulate is not None:
             _set_policy(module, options.accumulate)
         complete = level_of(module) == "tensor_op"
@@ -177,22 +182,23 @@ def _run(step: Step, options: Options, module: ModuleOp, context: Any) -> None:
             raise as_emmy_error(error, f"running {step.name}") from None
 
 
+def _keep_only(module: ModuleOp, entry: str) -> None:
+    """Erase all functions but one; kernels stay."""
+    functions = {op.sym_name.data: op for op in module.body.block.ops if isinstance(op, FuncOp)}
+    if entry not in functions:
+        raise EmmyError(f"the module has no function '{entry}'; it has {', '.join(functions) or 'none'}")
+    for name, function in functions.items():
+        if name != entry:
+            function.detach()
+            function.erase()
+
+
 def _set_policy(module: ModuleOp, policy: str) -> None:
     """The accumulation policy of the module's products that state none."""
-    from emmy.ir import LocatedParser
-
     try:
-        parser = LocatedParser(make_context(), f"#tensor_op.accumulate<{policy}>", "accumulate")
-        module.attributes["emmy.accumulate"] = parser.parse_attribute()
-    except Exception as error:
-        reason = as_emmy_error(error, "reading it").message if isinstance(error, EmmyError) else _reason(error)
-        raise EmmyError(f"'{policy}' is no accumulation policy: {reason}") from None
-
-
-def _reason(error: Exception) -> str:
-    from emmy.ir import first_line
-
-    return first_line(error) if error.args and isinstance(error.args[0], str) else getattr(error, "msg", str(error))
+        module.attributes["emmy.accumulate"] = parse_attribute(f"#tensor_op.accumulate<{policy}>")
+    except EmmyError as error:
+        raise EmmyError(f"'{policy}' is no accumulation policy: {error.message}") from None
 
 
 # ---- the result ------------------------------------------------------------------------------------------------------
@@ -400,13 +406,15 @@ def compile(
     dump_ir: str | Path | None = None,
     opt_level: int | None = None,
     verify_each: bool | None = None,
+    entry: str | None = None,
 ) -> CompiledModule:
     """Lower a module to PTX.
 
     `source`: a path, or the text itself (a string with a newline or a brace). `target`: a name of `emmy.targets`, by
     default that of the GPU that is present, else sm_90a. `accumulate`: the accumulation policy of products that state
     none. `schedule`: fields that replace the table's choice, where the text pins no schedule. `dump_ir`: a folder that
-    receives the text after every pass. `opt_level`: of ptxas. `verify_each`: verify after every pass.
+    receives the text after every pass. `opt_level`: of ptxas. `verify_each`: verify after every pass. `entry`: compile
+    this function only.
     Raises `EmmyError`, with the place in the text where there is one, for anything that is wrong with these.
     """
     text, file = read_source(source)
@@ -417,6 +425,7 @@ def compile(
         schedule=tuple(fields.items()),
         opt_level=opt_level,
         verify_each=os.environ.get(VERIFY_VARIABLE) == "1" if verify_each is None else verify_each,
+        entry=entry,
     )
     dumper = _Dumper(Path(dump_ir)) if dump_ir is not None else None
     try:

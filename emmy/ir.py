@@ -11,7 +11,9 @@ import importlib
 import os
 import re
 from bisect import bisect_right
+from collections.abc import Callable
 from io import StringIO
+from typing import TypeVar
 
 from xdsl.context import Context
 from xdsl.dialects.builtin import FileLineColLoc, IntAttr, ModuleOp, StringAttr, UnknownLoc
@@ -24,6 +26,8 @@ from xdsl.utils.lexer import Span
 from emmy.errors import EmmyError, SourceLocation
 from emmy.locations import location_of
 from emmy.passes.check_dominance import check_dominance
+
+ResultT = TypeVar("ResultT")
 
 DIALECTS: dict[str, str] = {
     "builtin": "xdsl.dialects.builtin:Builtin",
@@ -114,8 +118,26 @@ def parse_module(
     if not text.strip():
         raise EmmyError("the text holds no operation", SourceLocation(file, 1 + line_offset, 1))
     parser = LocatedParser(context or make_context(), text, file, line_offset)
+    return _translated(parser, lambda: parser.parse_module(implicit_module))
+
+
+def parse_attribute(text: str) -> Attribute:
+    """The attribute or type that all of `text` spells, for example a command-line option. Raises `EmmyError`."""
+    parser = LocatedParser(make_context(), text, "<option>")
+
+    def parse() -> Attribute:
+        attribute = parser.parse_attribute()
+        if parser.pos < len(text):
+            parser.raise_error("nothing was expected here")
+        return attribute
+
+    return _translated(parser, parse)
+
+
+def _translated(parser: LocatedParser, parse: Callable[[], ResultT]) -> ResultT:
+    """The result of `parse()`; whatever it raises becomes an `EmmyError` with a place in the parser's text."""
     try:
-        return parser.parse_module(implicit_module)
+        return parse()
     except ParseError as error:
         raise _located(error, parser) from None
     except RecursionError:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import difflib
 import importlib
 import importlib.util
+import sys
 from collections.abc import Callable, Iterable
-from dataclasses import fields
+from dataclasses import MISSING, fields
 from functools import partial
 from typing import cast
 
@@ -142,18 +143,27 @@ def describe_passes() -> str:
             continue
         pass_type = load_pass(name)
         options = [f"{o.name}={_default_text(pass_type, o.name)}" for o in get_pass_option_infos(pass_type)]
-        summary = (pass_type.__doc__ or "").strip().split("\n\n")[0]
         lines.append(name + ("{" + " ".join(options) + "}" if options else ""))
-        lines.append("    " + " ".join(summary.split()))
+        lines.append("    " + pass_summary(pass_type))
     lines.append("")
     lines.append("of xDSL, useful at every level: " + ", ".join(COMMON_PASSES))
     lines.append("of xDSL, others: " + ", ".join(sorted(set(get_all_passes()) - set(COMMON_PASSES))))
     return "\n".join(lines) + "\n"
 
 
+def pass_summary(pass_type: PassType) -> str:
+    """The first sentence about a pass: of its module if that describes one pass, else of the class."""
+    own = (pass_type.__doc__ or "").strip()
+    text = (sys.modules[pass_type.__module__].__doc__ or "").strip() if own.startswith("See the module") else own
+    paragraph = " ".join(text.split("\n\n")[0].split())
+    return paragraph.split(". ")[0].rstrip(".:") + "."
+
+
 def _default_text(pass_type: PassType, option: str) -> str:
     for field in fields(pass_type):
-        if field.name == option and isinstance(field.default, str | int | float | bool | tuple):
-            default = cast("str | int | float | bool | tuple[int, ...]", field.default)
-            return ",".join(str(v) for v in default) if isinstance(default, tuple) else str(default)
+        if field.name == option and field.default is not MISSING:
+            default = cast("str | int | float | bool | tuple[int, ...] | None", field.default)
+            if default in (None, ""):
+                return "<none>"
+            return ",".join(str(v) for v in default) if isinstance(default, tuple) else str(default).lower()
     return "<value>"

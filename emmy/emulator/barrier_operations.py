@@ -48,8 +48,8 @@ def decode_fence(spelling: Spelling) -> Operation:
         spelling.type("u32")
         spelling.finish(1)
     else:
-        spelling.skip("sc", "acq_rel", "acquire", "release", "cta", "gl", "sys", "gpu", "cluster", "sync_restrict")
-        spelling.skip("proxy", "async", "async::generic", "async.shared::cta", "shared::cta", "mbarrier_init", "global")
+        spelling.skip("sc", "acq_rel", "acquire", "release", "cta", "gl", "sys", "gpu", "cluster")
+        spelling.skip("proxy", "async", "shared::cta", "global", "mbarrier_init")
         spelling.finish(0)
     return Operation(spelling.prefix, _nothing, destinations=0)
 
@@ -118,7 +118,7 @@ def decode_mbarrier_init(spelling: Spelling) -> Operation:
     init = spelling.prefix == "mbarrier.init"
     _ordering(spelling)
     spelling.finish(2 if init else 1)
-    address = spelling.address(spelling.operands[0])
+    address = spelling.address(spelling.operands[0], "shared")
     if init:
         spelling.check(spelling.operands[1], U32)
     line = spelling.source.line
@@ -152,7 +152,7 @@ def decode_mbarrier_arrive(spelling: Spelling) -> Operation:
     rest = operands[1:] if has_state else operands
     spelling.finish(len(operands) if len(rest) in ((2,) if expects else (1, 2)) else -1)
     spelling.check(target, B64)
-    address = spelling.address(rest[0])
+    address = spelling.address(rest[0], "shared")
     if len(rest) == 2:
         spelling.check(rest[1], U32)
 
@@ -189,7 +189,7 @@ def decode_mbarrier_expect(spelling: Spelling) -> Operation:
     """expect_tx [a], bytes"""
     _ordering(spelling)
     spelling.finish(2)
-    address = spelling.address(spelling.operands[0])
+    address = spelling.address(spelling.operands[0], "shared")
     spelling.check(spelling.operands[1], U32)
 
     def bind(machine: Machine) -> Execute:
@@ -220,7 +220,7 @@ def decode_mbarrier_wait(spelling: Spelling) -> Operation:
     spelling.check(phase, U32 if parity else B64)
     for operand in hint:
         spelling.check(operand, U32)
-    address = spelling.address(where)
+    address = spelling.address(where, "shared")
 
     def bind(machine: Machine) -> Execute:
         return _wait(machine, address, target, phase, parity)

@@ -23,7 +23,7 @@ def decode_copy(spelling: Spelling) -> Operation:
     spelling.require("global")
     spelling.take("L2::64B", "L2::128B", "L2::256B")
     spelling.finish(3, 4)
-    target, source = spelling.address(spelling.operands[0]), spelling.address(spelling.operands[1])
+    target, source = spelling.address(spelling.operands[0], "shared"), spelling.address(spelling.operands[1], "global")
     size = spelling.integer(spelling.operands[2])
     if size not in ((16,) if cache == "cg" else (4, 8, 16)):
         spelling.fail(f".{cache} cannot copy {size} bytes")
@@ -99,7 +99,7 @@ def decode_copy_arrive(spelling: Spelling) -> Operation:
     spelling.require(*_SHARED)
     spelling.require("b64")
     spelling.finish(1)
-    address = spelling.address(spelling.operands[0])
+    address = spelling.address(spelling.operands[0], "shared")
 
     def bind(machine: Machine) -> Execute:
         addresses = machine.address(address)

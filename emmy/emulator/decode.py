@@ -135,25 +135,37 @@ class Spelling:
 
     # Operand checks
 
-    def check(self, operand: Operand, type_: DataType, wider: bool = False) -> None:
+    def check(self, operand: Operand, type_: DataType, wider: bool = False, negatable: bool = False) -> None:
         """The operand can be read or written as `type_`; `wider` also allows a wider register (ld, st, cvt)."""
         if isinstance(operand, Register | Negated):
             register = operand.register if isinstance(operand, Negated) else operand
             width = 1 if register.type.kind == "pred" else register.type.bits
-            if isinstance(operand, Negated) and type_.kind != "pred":
-                self.fail("`!` applies to predicates only")
+            if isinstance(operand, Negated) and not negatable:
+                self.fail("`!` is not allowed here")
             if width != type_.bits and not (wider and width > type_.bits and type_.bits > 1):
                 self.fail(f"the register {register.name} has {width} bits, the instruction uses {type_.bits}")
         elif isinstance(operand, Vector | Pair | Address | Label):
             self.fail(f"a {type(operand).__name__.lower()} cannot stand here")
         elif isinstance(operand, Special) and type_.bits != 32:
             self.fail("special registers have 32 bits")
+        elif isinstance(operand, Symbol) and operand.space == "param":
+            self.fail(f"the address of the parameter {operand.name} cannot be taken")
         elif isinstance(operand, Symbol | Immediate) and type_.kind == "pred":
             self.fail("a predicate register is expected")
 
-    def address(self, operand: Operand) -> Address:
+    def address(self, operand: Operand, space: str) -> Address:
+        """[..] that can point into `space`: "global" (64-bit registers), "shared" or "param"."""
         if not isinstance(operand, Address):
             self.fail("an address in brackets is expected")
+        base = operand.base
+        if isinstance(base, Register):
+            widths = {"global": (64,), "shared": (32, 64), "param": ()}[space]
+            if base.type.bits not in widths:
+                self.fail(f"{base.name} ({base.type.bits} bits) cannot address {space} memory")
+        elif isinstance(base, Symbol) and base.space != space:
+            self.fail(f"{base.name} is a {base.space} variable, not a {space} one")
+        elif isinstance(base, Immediate) and space == "param":
+            self.fail("ld.param reads a parameter by its name")
         return operand
 
     def vector(self, operand: Operand, count: int) -> tuple[Operand, ...]:
@@ -167,6 +179,27 @@ class Spelling:
         if not isinstance(operand, Immediate) or isinstance(operand.value, float):
             self.fail("an integer constant is expected")
         return operand.value
+
+    def check_places(self, operation: Operation) -> None:
+        """What is written is a register or `_`; `_` and labels stand nowhere else."""
+        for position, operand in enumerate(self.source.operands):
+            for part in _parts(operand):
+                if position < operation.destinations and not isinstance(part, Register | Sink):
+                    self.fail("only registers can be written")
+                if position >= operation.destinations and isinstance(part, Sink):
+                    self.fail("`_` is not a value")
+                if isinstance(part, Label) and operation.branch is None:
+                    self.fail(f"`{part.name}` is neither a register nor a variable")
+
+
+def _parts(operand: Operand) -> tuple[Operand, ...]:
+    match operand:
+        case Vector(elements):
+            return elements
+        case Pair(first, second):
+            return (first, second)
+        case _:
+            return (operand,)
 
 
 def kind_of(prefix: str, *parts: str) -> str:
@@ -185,7 +218,10 @@ def decode(source: Instruction) -> Operation:
     for count in range(len(parts), 0, -1):
         prefix = ".".join(parts[:count])
         if prefix in TABLE:
-            return TABLE[prefix](Spelling(source, prefix))
+            spelling = Spelling(source, prefix)
+            operation = TABLE[prefix](spelling)
+            spelling.check_places(operation)
+            return operation
     raise EmulatorError(
         f"PTX line {source.line}: `{source.text}`: the instruction `{source.opcode}` is not known to the emulator",
         source.line,
@@ -217,7 +253,3 @@ def elementwise(
         return execute
 
     return Operation(kind, bind)
-
-
-def is_sink(operand: Operand) -> bool:
-    return isinstance(operand, Sink)

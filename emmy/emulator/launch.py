@@ -28,7 +28,7 @@ DEFAULT_BUDGET = 50_000_000
 class Report:
     """What a launch executed.
 
-    instructions: warp instructions by kind (opcode, for memory instructions with the state space: "ld.global").
+    instructions: warp instructions by kind that at least one lane executed (opcode, for memory instructions with the state space: "ld.global").
     bank_conflicts: extra wavefronts of shared accesses, by PTX line (from 1). seconds: wall time of the emulation.
     """
 
@@ -152,6 +152,8 @@ def _argument(kernel: Kernel, parameter: Parameter, argument: Argument, memory: 
         if parameter.size != 8:
             raise EmulatorError(f"{name} has {parameter.size} bytes and cannot hold an address")
         return np.array([memory.add(argument)], np.uint64).view(np.uint8)
+    if isinstance(argument, np.generic) and parameter.type.kind == "bits" and argument.nbytes == parameter.size:
+        return np.frombuffer(argument.tobytes(), np.uint8)
     dtype = parameter.type.dtype
     if parameter.type.kind == "float":
         return np.array([argument]).astype(dtype).view(np.uint8)

@@ -10,7 +10,7 @@ import numpy as np
 from emmy.emulator.datatypes import TYPES, Array, DataType
 from emmy.emulator.decode import Execute, Operation, Spelling, elementwise, instruction
 from emmy.emulator.machine import Machine
-from emmy.emulator.syntax import Negated, Operand, Pair, Sink
+from emmy.emulator.syntax import Operand, Pair, Sink
 
 U32, S32, PRED = TYPES["u32"], TYPES["s32"], TYPES["pred"]
 _BITWISE: dict[str, Callable[..., Array]] = {
@@ -207,7 +207,7 @@ def decode_setp(spelling: Spelling) -> Operation:
         spelling.check(operand, wanted)
     extra: Operand | None = spelling.operands[3] if boolean else None
     if extra is not None:
-        spelling.check(extra, PRED)
+        spelling.check(extra, PRED, negatable=True)
     compare = _comparison(name, type_)
     combine = _BITWISE.get(boolean)
 
@@ -242,8 +242,6 @@ def decode_selp(spelling: Spelling) -> Operation:
     for operand in (d, a, b):
         spelling.check(operand, type_)
     spelling.check(p, PRED)
-    if isinstance(p, Negated):
-        spelling.fail("selp takes a plain predicate")
 
     def bind(machine: Machine) -> Execute:
         left, right, chosen = machine.source(a, type_), machine.source(b, type_), machine.predicate(p)

@@ -67,7 +67,7 @@ def decode_ldmatrix(spelling: Spelling) -> Operation:
     targets = spelling.vector(spelling.operands[0], count)
     for target in targets:
         spelling.check(target, B32)
-    address = spelling.address(spelling.operands[1])
+    address = spelling.address(spelling.operands[1], "shared")
     line = spelling.source.line
 
     def bind(machine: Machine) -> Execute:
@@ -96,7 +96,7 @@ def decode_ldmatrix(spelling: Spelling) -> Operation:
 def decode_stmatrix(spelling: Spelling) -> Operation:
     """The mirror of ldmatrix."""
     count, transposed = _matrix_access(spelling)
-    address = spelling.address(spelling.operands[0])
+    address = spelling.address(spelling.operands[0], "shared")
     sources = spelling.vector(spelling.operands[1], count)
     for source in sources:
         spelling.check(source, B32)

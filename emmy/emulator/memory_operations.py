@@ -64,7 +64,7 @@ def decode_load(spelling: Spelling) -> Operation:
     targets = spelling.vector(spelling.operands[0], count)
     for target in targets:
         spelling.check(target, type_, wider=True)
-    address = spelling.address(spelling.operands[1])
+    address = spelling.address(spelling.operands[1], space)
     if space == "param":
         return _load_parameter(spelling, targets, address, _element(type_))
     element = _element(type_)
@@ -95,8 +95,7 @@ def decode_load(spelling: Spelling) -> Operation:
 
 
 def _load_parameter(spelling: Spelling, targets: tuple[Operand, ...], address: Address, element: DataType) -> Operation:
-    if not isinstance(address.base, Symbol):
-        spelling.fail("ld.param reads a parameter by its name")
+    assert isinstance(address.base, Symbol)
     name = address.base.name
     size = len(targets) * element.bytes
 
@@ -124,7 +123,7 @@ def decode_store(spelling: Spelling) -> Operation:
     if space == "param":
         spelling.fail("kernel parameters cannot be written")
     spelling.finish(2)
-    address = spelling.address(spelling.operands[0])
+    address = spelling.address(spelling.operands[0], space)
     values = spelling.vector(spelling.operands[1], count)
     element = TYPES[f"b{type_.bits}"]
     for value in values:
@@ -188,7 +187,7 @@ def decode_atomic(spelling: Spelling) -> Operation:
     if target is not None:
         spelling.check(target, type_)
     assert operands[1] is not None
-    address = spelling.address(operands[1])
+    address = spelling.address(operands[1], "global")
     values = [o for o in operands[2:] if o is not None]
     for value in values:
         spelling.check(value, type_)

@@ -237,6 +237,9 @@ class _Body:
             else:
                 self._instruction(token)
         self._resolve_labels()
+        last = self.kernel.instructions[-1:]
+        if not last or last[0].guard or last[0].opcode.split(".")[0] not in ("ret", "exit", "bra"):
+            p.fail("the kernel does not end with ret, exit or bra", p.tokens[p.position - 1].line)
 
     def _registers(self) -> None:
         p = self.parser
@@ -292,6 +295,8 @@ class _Body:
                     found = [scope[operand.name] for scope in scopes if operand.name in scope]
                     if not found:
                         self.parser.fail(f"`{operand.name}` is neither a label nor a variable", instruction.line)
+                    if found[-1] == len(self.kernel.instructions):
+                        self.parser.fail(f"no instruction follows the label `{operand.name}`", instruction.line)
                     operand = Label(operand.name, found[-1])
                 resolved.append(operand)
             instruction.operands = tuple(resolved)
@@ -346,9 +351,9 @@ class _Body:
         for scope in self.names:
             if token.text in scope:
                 return self._register(token)
-        known = [v.name for v in self.kernel.shared] + [q.name for q in self.kernel.parameters]
-        if token.text in known:
-            return Symbol(token.text)
+        for space, variables in (("shared", self.kernel.shared), ("param", self.kernel.parameters)):
+            if any(v.name == token.text for v in variables):
+                return Symbol(token.text, space)
         if token.kind != "word":
             self.parser.fail(f"expected an operand before `{token.text}`", token.line)
         return _Reference(token.text)

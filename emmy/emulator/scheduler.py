@@ -55,8 +55,6 @@ class Scheduler:
                 machine.copies.land_some()
             low, high, limit, steps = self._pick(ready)
             position = machine.pcs[low]
-            if position >= len(machine.slots):
-                raise EmulatorError(f"warp {low} runs past the end of the kernel {machine.kernel.name}: no ret")
             self._run_group(low, high, position, limit, steps)
 
     def _pick(self, ready: list[int]) -> tuple[int, int, int, int]:
@@ -81,7 +79,6 @@ class Scheduler:
         slots = machine.slots
         bits = ((1 << (high - low)) - 1) << low
         everyone = None if high <= machine.full_warps else machine.live[low:high]
-        last = len(slots)
         try:
             while True:
                 slot = slots[position]
@@ -101,7 +98,7 @@ class Scheduler:
                 budget.used += high - low
                 position += 1
                 steps -= 1
-                if position == limit or steps <= 0 or position >= last or budget.used > budget.limit:
+                if position == limit or steps <= 0 or budget.used > budget.limit:
                     break
         except Fault as fault:
             raise self._error(fault, position, low) from fault
@@ -112,7 +109,7 @@ class Scheduler:
     def _check_budget(self, position: int, low: int) -> None:
         if self.budget.used > self.budget.limit:
             fault = Fault(f"the budget of {self.budget.limit} warp instructions is used up: an endless loop?", low)
-            raise self._error(fault, min(position, len(self.machine.slots) - 1), low)
+            raise self._error(fault, position, low)
 
     def _execute(self, slot: Slot, low: int, high: int, mask: Array | None, bits: int) -> None:
         machine = self.machine

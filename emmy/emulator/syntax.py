@@ -34,9 +34,10 @@ class Special:
 
 @dataclass(frozen=True)
 class Symbol:
-    """A shared variable or a parameter, by name."""
+    """A variable by name; `space` is "shared" or "param"."""
 
     name: str
+    space: str
 
 
 @dataclass(frozen=True)

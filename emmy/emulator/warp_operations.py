@@ -88,7 +88,7 @@ def decode_vote(spelling: Spelling) -> Operation:
     spelling.finish(3)
     target, p, members = spelling.operands
     for operand, type_ in ((target, result), (p, PRED), (members, U32)):
-        spelling.check(operand, type_)
+        spelling.check(operand, type_, negatable=operand is p)
 
     def bind(machine: Machine) -> Execute:
         predicate = machine.predicate(p)

@@ -15,7 +15,7 @@ from emmy.dialects import tile
 from emmy.dialects.common import DYNAMIC
 from emmy.errors import EmmyError
 from emmy.interpreters.scalars import evaluate_scalar, numpy_dtype
-from emmy.passes.protocol import location_of
+from emmy.locations import location_of
 
 Array = NDArray[Any]
 RunKernel = Callable[[Operation, list[Array], int], None]

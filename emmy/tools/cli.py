@@ -1,16 +1,65 @@
-"""`emmy`: compile, run and check kernels from the command line."""
+"""`emmy`: compile, run and check kernels from the command line.
+
+    emmy compile FILE [--target T] [-o out.ptx | out.cubin | out.mlir | DIR] [--dump-ir DIR]
+    emmy run FILE [--device auto | cuda | emulator] [--random SEED] [--check]
+    emmy check FILE                      run every level on the same inputs; name the first that differs
+    emmy bench DIR [--out FILE]          time artefacts on a GPU
+
+Exit codes: 0 done, 1 something is wrong with the input or a check failed, 2 wrong command line.
+"""
 
 from __future__ import annotations
 
 import argparse
+import importlib
 import sys
 from collections.abc import Sequence
+
+from emmy import __version__
+
+COMMANDS: dict[str, tuple[str, str]] = {
+    "compile": ("emmy.tools.compile_command", "text to PTX, a cubin, the text of a level, or an artefact folder"),
+    "run": ("emmy.tools.run_command", "call a function with random inputs, on the GPU or the emulator"),
+    "check": ("emmy.tools.check_command", "run every level on the same inputs; name the first that differs"),
+}
+"""Command -> (module with `add_arguments` and `run`, summary). Only the one that is called is imported."""
+
+BENCH = ("bench", "time artefacts on a GPU: the arguments are those of python -m emmy.bench.run")
+
+
+def make_parser(command: str | None) -> argparse.ArgumentParser:
+    """The parser; only `command` gets its own arguments."""
+    parser = argparse.ArgumentParser(
+        prog="emmy", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--version", action="version", version=f"emmy {__version__}")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    for name, (module, summary) in COMMANDS.items():
+        sub = commands.add_parser(name, help=summary, description=summary)
+        if name == command:
+            importlib.import_module(module).add_arguments(sub)
+    commands.add_parser(BENCH[0], help=BENCH[1], add_help=False)
+    return parser
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run emmy on `argv` (default: the process's arguments); the exit code."""
-    argparse.ArgumentParser(prog="emmy", description=__doc__).parse_args(argv)
-    return 0
+    words = list(sys.argv[1:] if argv is None else argv)
+    command = next((word for word in words if not word.startswith("-")), None)
+    if words[:1] == [BENCH[0]]:
+        # The device runner imports no xDSL, and neither does the way to it.
+        from emmy.bench.run import main as bench
+        from emmy.errors import EmmyError
+
+        try:
+            return bench(words[1:])
+        except EmmyError as error:
+            print(error, file=sys.stderr)
+            return 1
+    args = make_parser(command).parse_args(words)
+    from emmy.tools.shell import guarded
+
+    return guarded(lambda: importlib.import_module(COMMANDS[args.command][0]).run(args))
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ import sys
 import time
 from collections.abc import Sequence
 from functools import partial
-from typing import IO, Any
+from typing import IO
 
 from xdsl.dialects import get_all_dialects
 from xdsl.dialects.builtin import ModuleOp
@@ -27,10 +27,10 @@ from xdsl.xdsl_opt_main import xDSLOptMain
 from emmy.errors import EmmyError
 from emmy.files import write_file
 from emmy.ir import DIALECTS, as_emmy_error, decode, load_dialect, parse_module, print_module, read_text, verify_module
-from emmy.locations import show_error
 from emmy.ptx_target import PtxTarget
 from emmy.registry import available_passes, describe_passes, parse_passes
 from emmy.targets import get_target
+from emmy.tools.shell import guarded
 
 SEPARATOR = "// -----\n"
 """What stands between the modules of one file under `--split-input-file`."""
@@ -41,8 +41,8 @@ class EmmyOpt(xDSLOptMain):
 
     version_format = "emmy-opt, on xDSL {xdsl_version}"
 
-    def __init__(self, args: Sequence[str] | None = None):
-        self.texts: dict[str, str] = {}
+    def __init__(self, args: Sequence[str] | None, texts: dict[str, str]):
+        self.texts = texts
         self.passes: list[ModulePass] = []
         super().__init__("Run passes over a module of textual IR.", args)
 
@@ -173,34 +173,15 @@ class EmmyOpt(xDSLOptMain):
         raise NotImplementedError("run() writes the output")
 
 
-def run_tool(main: Any, argv: Sequence[str] | None, texts: dict[str, str]) -> int:
-    """Call `main(argv)`: its exit code, or 1 after printing the one sentence of what went wrong."""
-    try:
-        return main(argv)
-    except BrokenPipeError:  # the reader of our output, such as head, has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-        return 1
-    except KeyboardInterrupt:
-        print("error: interrupted", file=sys.stderr)
-        return 1
-    except SystemExit:
-        raise
-    except BaseException as error:
-        print(show_error(as_emmy_error(error, "running the tool"), texts), file=sys.stderr)
-        return 1
-
-
 def main(argv: Sequence[str] | None = None) -> int:
     """Run emmy-opt on `argv` (default: the process's arguments); the exit code."""
     texts: dict[str, str] = {}
 
-    def run(arguments: Sequence[str] | None) -> int:
-        tool = EmmyOpt(arguments)
-        tool.texts = texts
-        tool.run()
+    def action() -> int:
+        EmmyOpt(argv, texts).run()
         return 0
 
-    return run_tool(run, argv, texts)
+    return guarded(action, texts)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,159 @@
+"""`emmy check`: run a module at every level on the same inputs and name the first level at which results part."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from emmy.artefact import Array, run_on_emulator
+from emmy.compiler import CompiledModule, compile
+from emmy.errors import EmmyError
+from emmy.ir import parse_module
+from emmy.pipelines import level_of
+from emmy.tools.compare import compare, error_terms, is_exact_on_integers
+from emmy.tools.compile_command import add_compile_options
+from emmy.tools.inputs import choose_entry, parse_shapes, random_arrays, resolve_shapes
+from emmy.tools.run_command import add_data_options
+
+Runner = Callable[[Sequence[Array]], list[Array]]
+
+SCHEDULES = (("late", "fixed"), ("early", "reversed"), ("random", "random"))
+"""(landing of asynchronous copies, order of warps) under which level 3 and PTX are run; `late` finds most faults."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The command line of `emmy check`."""
+    parser.add_argument("file", help="a module of textual IR, at any level")
+    parser.add_argument(
+        "--target", metavar="SM", help="sm_80, sm_89, sm_90a or sm_120a (default: the GPU's, else sm_90a)"
+    )
+    add_data_options(parser)
+    add_compile_options(parser)
+
+
+@dataclass
+class Stage:
+    """One way of executing the module, and what came of it: a verdict for integer and one for normal data."""
+
+    name: str
+    run: Runner
+    verdicts: list[str] = field(default_factory=list[str])
+    ok: bool = True
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run every level on both kinds of data; print a table; 1 if a level parts from the reference."""
+    module = compile(Path(args.file), args.target, accumulate=args.accumulate, opt_level=args.opt_level)
+    entry = choose_entry(module.entries, args.entry)
+    spec = module.portable_artefact.entry(entry)
+    shapes = resolve_shapes(spec, parse_shapes(args.shape, spec))
+    print(f"{entry} for {module.target}, " + ", ".join(f"{n}: {'x'.join(map(str, s))}" for n, s in shapes.items()))
+    stages = make_stages(module, entry, args.random)
+    judges = [
+        Judge(module, entry, random_arrays(spec, shapes, args.random, kind), kind, stages[0])
+        for kind in ("integers", "normal")
+    ]
+    width = max(len(stage.name) for stage in stages)
+    print(f"{'level':{width}}  integers     normal (RMS error, bound {judges[1].bound_text()})")
+    for stage in stages:
+        for judge in judges:
+            judge.visit(stage)
+        print(f"{stage.name:{width}}  {stage.verdicts[0]:11}  {stage.verdicts[1]}", flush=True)
+        if not stage.ok:
+            print(f"results part at: {stage.name}")
+            return 1
+    print("all levels agree")
+    return 0
+
+
+def make_stages(module: CompiledModule, entry: str, seed: int) -> list[Stage]:
+    """Every level of the module that can be executed, highest first."""
+    stages: list[Stage] = []
+    source = parse_module(module.ir("input"), module.file)
+    if level_of(source) == "tensor_op":
+        from emmy.interpreters import level1
+
+        stages.append(Stage("level 1, by policy", lambda arrays: level1.run(source, entry, arrays, "policy")))
+    for step in ("input", *module.steps):
+        text = module.ir(step)
+        stages += _stages_after(step, text, module, entry, seed)
+    for landing, order in SCHEDULES:
+        stages.append(Stage(f"PTX, {landing} landing, {order} order", _emulator(module, entry, landing, order, seed)))
+    return stages
+
+
+def _stages_after(step: str, text: str, module: CompiledModule, entry: str, seed: int) -> list[Stage]:
+    parsed = parse_module(text, f"{module.file} after {step}")
+    level = level_of(parsed)
+    if level == "tile":
+        from emmy.interpreters import level2
+
+        return [Stage(f"level 2, {step}", lambda arrays: level2.run_module(parsed, entry, arrays))]
+    if level != "level3":
+        return []
+    from emmy.interpreters import level3
+
+    def runner(landing: str, order: str) -> Runner:
+        return lambda arrays: level3.run_module(parsed, entry, arrays, landing=landing, order=order, seed=seed)  # pyright: ignore[reportArgumentType]
+
+    return [Stage(f"level 3, {step}, {landing} landing", runner(landing, order)) for landing, order in SCHEDULES[:1]]
+
+
+def _emulator(module: CompiledModule, entry: str, landing: str, order: str, seed: int) -> Runner:
+    def run(arrays: Sequence[Array]) -> list[Array]:
+        artefact = module.portable_artefact
+        return run_on_emulator(artefact, entry, arrays, landing=landing, order=order, seed=seed)[0]
+
+    return run
+
+
+class Judge:
+    """Compares what each stage makes of one set of inputs with the reference.
+
+    Integer data: the same bits as the first stage, where the function allows that. Normal data: within the policy's
+    bound of level 1 in float64; of the first stage, if the module begins below level 1.
+    """
+
+    def __init__(self, module: CompiledModule, entry: str, arrays: Sequence[Array], kind: str, first: Stage):
+        self.arrays = arrays
+        source = parse_module(module.ir("input"), module.file)
+        self.exact, self.roundings, self.terms = kind == "integers", 1, [("f32", 1 << 16)]
+        if level_of(source) != "tensor_op":
+            self.reference = first.run(arrays)
+            return
+        from emmy.interpreters import level1
+
+        self.exact = self.exact and is_exact_on_integers(source, entry)
+        self.roundings, self.terms = error_terms(source, entry, arrays)
+        self.reference = level1.run(source, entry, arrays, "policy" if self.exact else "float64")
+
+    def bound_text(self) -> str:
+        """The bound of the first result, for a heading."""
+        reference = self.reference[0]
+        rounded = reference.astype(np.float16) if reference.dtype == np.float64 else reference
+        return f"{compare(rounded, reference.astype(np.float64), self.roundings, self.terms).bound:.1e}"
+
+    def visit(self, stage: Stage) -> None:
+        """Run the stage on these inputs and add its verdict."""
+        try:
+            results = stage.run(self.arrays)
+        except EmmyError as error:
+            stage.ok = False
+            stage.verdicts.append("error")
+            print(f"{stage.name}: {error}")
+            return
+        verdicts = [self.verdict(*pair) for pair in zip(results, self.reference, strict=True)]
+        stage.ok = stage.ok and all(ok for ok, _ in verdicts)
+        stage.verdicts.append(", ".join(text for _, text in verdicts))
+
+    def verdict(self, result: Array, reference: Array) -> tuple[bool, str]:
+        """(whether a result will do, the table's text)."""
+        if self.exact:
+            wrong = int(np.count_nonzero(~(result.astype(np.float64) == reference.astype(np.float64))))
+            return wrong == 0, "exact" if wrong == 0 else f"{wrong} of {result.size} wrong"
+        outcome = compare(result, reference.astype(np.float64), self.roundings, self.terms)
+        return outcome.ok, f"{outcome.rms:.2e}" + ("" if outcome.ok else f" (bound {outcome.bound:.1e})")

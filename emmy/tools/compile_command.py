@@ -1,0 +1,94 @@
+"""`emmy compile`: text to PTX, a cubin, the text of a level, or an artefact folder."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from emmy.compiler import CompiledModule, compile
+from emmy.errors import EmmyError
+from emmy.files import write_file
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The command line of `emmy compile`."""
+    add = parser.add_argument
+    add("file", help="a module of textual IR, at any level")
+    add("--target", metavar="SM", help="sm_80, sm_89, sm_90a or sm_120a (default: the GPU's, else sm_90a)")
+    add(
+        "-o",
+        "--output",
+        metavar="OUT",
+        help="OUT.ptx, OUT.cubin, OUT.mlir, or an artefact folder (default: PTX on stdout)",
+    )
+    add(
+        "--level",
+        metavar="STAGE",
+        help="the text of a level or after a pass, instead of PTX (with -o OUT.mlir or on stdout)",
+    )
+    add("--dump-ir", metavar="DIR", help="write the text after every pass into DIR")
+    add("--entry", metavar="NAME", help="compile this function only")
+    add_compile_options(parser)
+
+
+def add_compile_options(parser: argparse.ArgumentParser) -> None:
+    """What compile, run and check share."""
+    parser.add_argument(
+        "--accumulate", metavar="POLICY", help="policy of products that state none: f32, f16, hybrid, ..."
+    )
+    parser.add_argument("--opt-level", type=int, metavar="N", help="optimisation level of ptxas, 0 to 3")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Compile and write what was asked for."""
+    module = compile(
+        Path(args.file),
+        args.target,
+        accumulate=args.accumulate,
+        dump_ir=args.dump_ir,
+        opt_level=args.opt_level,
+        entry=args.entry,
+    )
+    if args.output is None:
+        sys.stdout.write(module.ir(args.level) if args.level else module.ptx)
+        return 0
+    write_output(module, args.output, args.level)
+    return 0
+
+
+def write_output(module: CompiledModule, output: str, level: str | None) -> None:
+    """Write the module in the format that the name of `output` says."""
+    suffix = Path(output).suffix
+    if level is not None and suffix != ".mlir":
+        raise EmmyError(f"--level writes text of the IR; '{output}' does not end in .mlir")
+    if suffix == ".mlir":
+        write_file(output, module.ir(level or "ptx"))
+    elif suffix == ".ptx":
+        write_file(output, module.ptx)
+    elif suffix == ".cubin":
+        if len(module.images) != 1:
+            raise EmmyError(
+                "the module has kernels of several optimisation levels; write a folder, or give --opt-level"
+            )
+        (assembled,) = module.assembled.values()
+        write_file(output, assembled.cubin)
+    elif suffix:
+        raise EmmyError(f"'{output}' ends in none of .ptx, .cubin, .mlir; a folder's name has no dot")
+    else:
+        if Path(output).exists() and not (Path(output) / "launch.json").is_file():
+            raise EmmyError(f"'{output}' exists and is no artefact; it is left as it is")
+        try:
+            module.artefact.save(output)
+        except OSError as error:
+            raise EmmyError(f"cannot write '{output}': {(error.strerror or str(error)).lower()}") from None
+    for kernel, used in (resources(module) if suffix in ("", ".cubin") else {}).items():
+        print(f"{kernel}: {used}", file=sys.stderr)
+
+
+def resources(module: CompiledModule) -> dict[str, str]:
+    """Registers and shared memory of each kernel, as the assembler reports them."""
+    return {
+        kernel: f"{used['registers']} registers, {used['spill_store_bytes']} bytes spilled"
+        for kernel, used in module.artefact.resources.items()
+    }
