@@ -1,7 +1,8 @@
 """add, sub, mul, mad, fma, div, rem, min, max, neg, abs and the approximate functions, integer and floating.
 
-f16 and bf16 are computed in float32 and rounded once more, which is exact rounding for + - * / (24 >= 2 * 11 + 2
-bits); fma is computed in float64 with rounding to odd before the final rounding, so it is correctly rounded too.
+f32 sums and products round to nearest in NumPy itself. Everything else is computed in float64, sums with rounding to
+odd, and rounded once more to the type: for f16, bf16 and f32 that equals one rounding of the exact result (53 bits are
+at least twice the type's plus 2), for fma too.
 The approximate functions (.approx) return the correctly rounded value, which hardware only comes close to.
 """
 
@@ -124,10 +125,6 @@ def _division(spelling: Spelling, name: str) -> Operation:
 # Floats
 
 
-def _wide(type_: DataType) -> np.dtype[np.float32] | np.dtype[np.float64]:
-    return np.dtype(np.float64) if type_.dtype.itemsize > 2 else np.dtype(np.float32)
-
-
 def _subtract(a: Array, b: Array) -> Array:
     return add_round_to_odd(a, -b)
 
@@ -203,9 +200,7 @@ def _float(spelling: Spelling, name: str, count: int) -> Operation:
     else:
         function = _FLOAT[name]
     native = function is _NATIVE.get(name) or name in ("min", "max", "neg", "abs")
-    wide = dtype if native and dtype.itemsize >= 4 else _wide(type_)
-    if name == "fma":
-        wide = np.dtype(np.float64)
+    wide = dtype if native and dtype.itemsize >= 4 else np.dtype(np.float64)
 
     def compute(*values: Array) -> Array:
         if ftz and dtype == np.float32:

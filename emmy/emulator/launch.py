@@ -28,7 +28,8 @@ DEFAULT_BUDGET = 50_000_000
 class Report:
     """What a launch executed.
 
-    instructions: warp instructions by kind that at least one lane executed (opcode, for memory instructions with the state space: "ld.global").
+    instructions: warp instructions that at least one lane executed, by kind (the opcode, for memory instructions
+    with the state space: "ld.global").
     bank_conflicts: extra wavefronts of shared accesses, by PTX line (from 1). seconds: wall time of the emulation.
     """
 
