@@ -33,9 +33,10 @@ class AllocateShared(ModulePass):
     Accepts canonical, placed and lowered forms of level 3.
 
     Guarantees: a field lies as `emmy.layout.shared_layout` says for its tile (the widest swizzle that fits), at a
-    multiple of that layout's alignment in every slot; `base` is a multiple of 1024 bytes. Two rings share bytes only if
-    one is finished before the other is first used: it was drained, or in lowered form its copies have landed and a
-    barrier has followed its last use. The whole fits a CTA of `target`, else an EmmyError gives the numbers.
+    multiple of that layout's alignment in every slot; `base` is a multiple of 1024 bytes. An outbound ring shares bytes
+    with rings that are finished before its first use: drained or, in lowered form, followed by a barrier after their
+    last use (`lower-transport` knows this and has put it there; copies were all waited for, as `verify-pipelines`
+    says). Inbound rings never share bytes. The whole fits a CTA of `target`, else an EmmyError gives the numbers.
 
     Before:
         async_copy.pipeline @ab stages 3 {a = !tile.tile<128x64xf16>, b = !tile.tile<256x64xf16>}
@@ -70,13 +71,16 @@ def allocate(kernel: tile.KernelOp, target: Target) -> None:
     for ring in rings:
         lay_out(ring)
     uses = {ring: list(ring_uses(kernel, ring.sym_name.data)) for ring in rings}
+
+    def may_share(one: async_copy.PipelineOp, other: async_copy.PipelineOp) -> bool:
+        return any(
+            later.outbound is not None and finished_before(uses[earlier], uses[later])
+            for earlier, later in ((one, other), (other, one))
+        )
+
     placed: list[async_copy.PipelineOp] = []
     for ring in sorted(rings, key=ring_bytes, reverse=True):
-        rivals = [
-            other
-            for other in placed
-            if not (finished_before(uses[other], uses[ring]) or finished_before(uses[ring], uses[other]))
-        ]
+        rivals = [other for other in placed if not may_share(ring, other)]
         ring.base = IntegerAttr(lowest_base(ring_bytes(ring), rivals), i64)
         placed.append(ring)
     total = max((ring_end(ring) for ring in rings), default=0)
@@ -154,8 +158,8 @@ def ring_uses(kernel: tile.KernelOp, ring: str) -> Iterator[Uses]:
             found.append((body, ops, numbers))
     for body, ops, numbers in found:
         drained = isinstance(ops[numbers[-1]], async_copy.DrainOp)
-        quiet = numbers[-1] if drained else quiet_after(ops, numbers[-1]) if len(found) == 1 else None
-        yield Uses(body, numbers[0], quiet)
+        finished = numbers[-1] if drained else barrier_after(ops, numbers[-1]) if len(found) == 1 else None
+        yield Uses(body, numbers[0], finished)
 
 
 HALVES = (async_copy.ProducerOp, async_copy.ConsumerOp, async_copy.RoleOp)
@@ -173,23 +177,17 @@ def uses_ring(op: Operation, ring: str) -> bool:
     return any(type_.pipeline.root_reference.data == ring for type_ in slots)
 
 
-def quiet_after(ops: Sequence[Operation], last: int) -> int | None:
-    """Lowered form: the barrier after the last use of a ring, once all copies of the thread have landed."""
-    landed = not any(isinstance(inner, async_copy.CpAsyncOp) for op in ops[: last + 1] for inner in op.walk())
+def barrier_after(ops: Sequence[Operation], last: int) -> int | None:
+    """Lowered form: the first barrier after the last use of a ring."""
     for number in range(last + 1, len(ops)):
-        op = ops[number]
-        if isinstance(op, async_copy.WaitGroupOp) and op.pending.value.data == 0:
-            landed = True
-        if isinstance(op, async_copy.BarrierOp) and landed:
+        if isinstance(ops[number], async_copy.BarrierOp):
             return number
     return None
 
 
 def finished_before(earlier: Sequence[Uses], later: Sequence[Uses]) -> bool:
     """Is one ring finished, in the only half or role that uses the other one, before that one's first use there?"""
-    if len(later) != 1:
-        return not later
-    return any(
+    return len(later) == 1 and any(
         use.body is later[0].body and use.finished is not None and use.finished < later[0].first for use in earlier
     )
 

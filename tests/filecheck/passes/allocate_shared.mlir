@@ -69,8 +69,7 @@ tile.kernel @placed(%a: !tile.view<64x32xf16>, %c: !tile.view<64x32xf16>) {
   }
 }
 
-// Events: the bytes of @ab are free at the first barrier after its last use with no copy left in flight. That of @one is
-// too early for @ab, whose copies have not landed there.
+// Events: the bytes of @ab are free at the first barrier after its last use. @one begins before it, @two after it.
 // CHECK-LABEL: tile.kernel @lowered
 // CHECK-SAME:  emmy.shared_bytes = 12288 : i64
 // CHECK-NEXT:  @ab {{.*}} {base = 0 : i64, slot_bytes = 8192 : i64,
@@ -86,11 +85,10 @@ tile.kernel @lowered(%a: !tile.view<64x64xf16>, %c: !tile.view<64x32xf16>) {
     %s, %f1 = async_copy.slot @ab[%f0] : !async_copy.cursor<@ab, fill>
     async_copy.cp_async %a[%z, %z] -> %s["a"] bytes 16 : !tile.view<64x64xf16> -> !async_copy.slot<@ab, fill>
     async_copy.commit_group
-    async_copy.barrier
+    async_copy.wait_group 0
     %o0 = async_copy.begin_fill @one
     %o, %o1 = async_copy.slot @one[%o0] : !async_copy.cursor<@one, fill>
     async_copy.plain_store %o["c"] -> %c[%z, %z] bytes 16 : !async_copy.slot<@one, fill> -> !tile.view<64x32xf16>
-    async_copy.wait_group 0
     async_copy.barrier
     %p0 = async_copy.begin_fill @two
     %p, %p1 = async_copy.slot @two[%p0] : !async_copy.cursor<@two, fill>
