@@ -1,0 +1,187 @@
+"""Level 2: texts come back as they were; malformed ones are refused with a sentence and its place."""
+
+import pytest
+from xdsl.dialects.builtin import f16
+
+from emmy.dialects.common import DYNAMIC
+from emmy.dialects.tile import ScheduleAttr, TileType, ViewType, find_kernel, kernel_type
+from emmy.errors import EmmyError
+from emmy.ir import parse_module, print_module, verify_module
+from emmy.schedules import SCHEDULE_FIELDS, Schedule
+
+KERNEL = """tile.kernel @k(%v: !tile.view<?x64xf16>, %w: !tile.view<3x?x64xf16, strides [?, 64, 1]>) {{
+  %i = tile.cta_id
+  %x = tile.load %v[%i, %i] : !tile.view<?x64xf16> -> !tile.tile<32x16xf16>
+  %f = tile.fill 0.0 : f32 : !tile.tile<32x32xf32>
+  {op}
+}}
+"""
+LINE = 5  # of {op}
+
+WELL_FORMED = [
+    "%r = tile.dim %w, 1 : !tile.view<3x?x64xf16, strides [?, 64, 1]>",
+    "%r:3 = tile.grid [%i by 1, %i by 64, %i by 128] raster 4",
+    "%r = tile.load %w[%i, %i, %i] : !tile.view<3x?x64xf16, strides [?, 64, 1]> -> !tile.tile<8x8xf16>",
+    "tile.store %x, %w[%i, %i, %i] : !tile.tile<32x16xf16>, !tile.view<3x?x64xf16, strides [?, 64, 1]>",
+    "%r = tile.dot %x, %x into %f transpose_b accumulate<hybrid, max_k = 16> : "
+    "(!tile.tile<32x16xf16>, !tile.tile<32x16xf16>, !tile.tile<32x32xf32>) -> !tile.tile<32x32xf32>",
+    "%r = tile.map relu %f : (!tile.tile<32x32xf32>) -> !tile.tile<32x32xf32>",
+    "%r = tile.cast %f : !tile.tile<32x32xf32> to !tile.tile<32x32xbf16>",
+    "%r = tile.reduce sum %f axis 0 : !tile.tile<32x32xf32> -> !tile.tile<1x32xf32>",
+    "%r = tile.coord 1 from %i : !tile.tile<1x32xi32>",
+    "%r = tile.fill 1.500000e+00 : f16 : !tile.tile<8xf16>",
+]
+
+VIEW2, VIEW3 = "!tile.view<?x64xf16>", "!tile.view<3x?x64xf16, strides [?, 64, 1]>"
+MALFORMED = [
+    (f"%r = tile.dim %v, 2 : {VIEW2}", "dim 2 of a value of rank 2"),
+    ("%r:2 = tile.grid [%i by 0, %i by 64] raster 8", "grid wants one positive block size for each extent"),
+    ("%r:2 = tile.grid [%i by 64, %i by 64] raster 0", "raster is a positive group size, got 0"),
+    (f"%r = tile.load %v[%i] : {VIEW2} -> !tile.tile<8x8xf16>", "a view of rank 2 wants 2 element offsets, got 1"),
+    (f"%r = tile.load %v[%i, %i] : {VIEW2} -> !tile.tile<1x8x8xf16>", "a tile of rank 3 does not fit a view of rank 2"),
+    (f"%r = tile.load %v[%i, %i] : {VIEW2} -> !tile.tile<8x8xbf16>", "the view holds f16, the tile bf16"),
+    (f"tile.store %x, %v[%i, %i, %i] : !tile.tile<32x16xf16>, {VIEW2}", "wants 2 element offsets, got 3"),
+    (f"tile.store %f, %v[%i, %i] : !tile.tile<32x32xf32>, {VIEW2}", "the view holds f16, the tile f32"),
+    (f"tile.store %x, %w[%i, %i] : !tile.tile<32x16xf16>, {VIEW3}", "a view of rank 3 wants 3 element offsets, got 2"),
+    ("%r = tile.fill 0.0 : f32 : !tile.tile<8xf16>", "fill of a tile of f16 wants a value of that type, got f32"),
+    ("%r = tile.fill 0.0 : f16 : !tile.tile<0xf16>", "a tile has positive static sizes, got 0"),
+    ("%r = tile.fill 0.0 : f16 : !tile.tile<?x4xf16>", "a tile has positive static sizes, got ?x4"),
+    (
+        "%r = tile.dot %x, %x into %f : "
+        "(!tile.tile<32x16xf16>, !tile.tile<32x16xf16>, !tile.tile<32x32xf32>) -> !tile.tile<32x32xf32>",
+        "dot contracts K = 16 of A with K = 32 of B",
+    ),
+    (
+        "%r = tile.dot %x, %x into %f transpose_a : "
+        "(!tile.tile<32x16xf16>, !tile.tile<32x16xf16>, !tile.tile<32x32xf32>) -> !tile.tile<32x32xf32>",
+        "dot of these tiles gives 16x16, not 32x32",
+    ),
+    (
+        "%r = tile.dot %x, %x into %f transpose_b : "
+        "(!tile.tile<32x16xf16>, !tile.tile<32x16xf16>, !tile.tile<32x32xf32>) -> !tile.tile<32x32xf16>",
+        "dot gives the type of what it accumulates into",
+    ),
+    (
+        "%r = tile.dot %f, %f into %f : "
+        "(!tile.tile<32x32xf32>, !tile.tile<32x32xf32>, !tile.tile<32x32xf32>) -> !tile.tile<32x32xf32>",
+        "matmul operands are f16 or bf16, got f32",
+    ),
+    (
+        "%b = tile.fill 0.0 : f16 : !tile.tile<2x32x16xf16>\n  %r = tile.dot %b, %x into %f transpose_b : "
+        "(!tile.tile<2x32x16xf16>, !tile.tile<32x16xf16>, !tile.tile<32x32xf32>) -> !tile.tile<32x32xf32>",
+        "dot wants tiles of one rank, at least 2; got ranks 3, 2, 2",
+    ),
+    (
+        "%r = tile.map add %f, %x : (!tile.tile<32x32xf32>, !tile.tile<32x16xf16>) -> !tile.tile<32x32xf32>",
+        "operand of shape 32x16 does not broadcast to 32x32",
+    ),
+    ("%r = tile.map exp %f, %f : (!tile.tile<32x32xf32>, !tile.tile<32x32xf32>) -> !tile.tile<32x32xf32>", "got 2"),
+    ("%r = tile.cast %f : !tile.tile<32x32xf32> to !tile.tile<32x16xf16>", "cast keeps the shape"),
+    ("%r = tile.reduce max %f axis 2 : !tile.tile<32x32xf32> -> !tile.tile<32x1xf32>", "axis 2 of a tile of rank 2"),
+    (
+        "%r = tile.reduce max %f axis 0 : !tile.tile<32x32xf32> -> !tile.tile<32x1xf32>",
+        "reduce over axis 0 gives 1x32 of f32",
+    ),
+]
+
+SCHEDULES = [
+    ("block = [128, 128]", "block is three positive multiples of 16 (M, N, K), got [128, 128]"),
+    ("block = [128, 120, 64]", "block is three positive multiples of 16 (M, N, K), got [128, 120, 64]"),
+    ("block = [64, 64, 64], warps = [2, 8]", "block[1] = 64 does not split over 8 warps in multiples of 16"),
+    ("warps = [2, 0]", "warps is a grid of two positive numbers, got [2, 0]"),
+    ("stages = 0", "stages is from 1 to 16, got 0"),
+    ("fragments = 3", "fragments is from 1 to 2, got 3"),
+    ("transport = bulk", "transport is one of auto, cp_async, plain, tma, got 'bulk'"),
+    ("promote = 8", "promote is a multiple of 16 elements, got 8"),
+    ("block = [256, 512, 64], warps = [8, 8]", "a CTA has at most 32 warps, got 64"),
+    ("colour = 3", "a schedule has no field 'colour'; its fields are block, warps, atom, stages,"),
+]
+
+
+@pytest.mark.parametrize("op", WELL_FORMED)
+def test_round_trip(op):
+    module = parse_module(KERNEL.format(op=op), "t.mlir")
+    verify_module(module)
+    text = print_module(module)
+    assert op.replace("%r:3", "%r, %r_1, %r_2") in text
+    assert print_module(parse_module(text, "again.mlir")) == text
+
+
+@pytest.mark.parametrize(("op", "sentence"), MALFORMED)
+def test_malformed(op, sentence):
+    with pytest.raises(EmmyError) as caught:
+        verify_module(parse_module(KERNEL.format(op=op), "t.mlir"))
+    assert sentence in caught.value.message
+    assert caught.value.location.line == LINE + op.count("\n")
+
+
+@pytest.mark.parametrize(("fields", "sentence"), SCHEDULES)
+def test_malformed_schedule(fields, sentence):
+    with pytest.raises(EmmyError) as caught:
+        verify_module(parse_module(f"tile.kernel @k() schedule <{fields}> {{\n}}", "t.mlir"))
+    assert sentence in caught.value.message
+    assert caught.value.location.line == 1
+
+
+HOST = """func.func @f(%a: tensor<?x64xf16>) {{
+  %n = tile.dim %a, 0 : tensor<?x64xf16>
+  {op}
+  func.return
+}}
+tile.kernel @k(%v: !tile.view<?x64xf16>) {{
+}}
+"""
+
+
+@pytest.mark.parametrize(
+    ("op", "sentence"),
+    [
+        ("%r = tile.alloc [] : tensor<?x4xf16>", "alloc of 1 dynamic dimension(s) got 0 size(s)"),
+        ("%r = tile.alloc [%n, %n] : tensor<?x4xf16>", "alloc of 1 dynamic dimension(s) got 2 size(s)"),
+        ("tile.launch @k[%n] (%a, %a) : tensor<?x64xf16>, tensor<?x64xf16>", "takes 1 view(s), got 2 tensor(s)"),
+        (
+            "%r = tile.alloc [] : tensor<5x32xf16>\n  tile.launch @k[%n] (%r) : tensor<5x32xf16>",
+            "kernel @k takes a !tile.view<?x64xf16> here, got a tensor<5x32xf16>",
+        ),
+        (
+            "%r = tile.alloc [] : tensor<5x64xf32>\n  tile.launch @k[%n] (%r) : tensor<5x64xf32>",
+            "kernel @k takes a !tile.view<?x64xf16> here, got a tensor<5x64xf32>",
+        ),
+    ],
+)
+def test_malformed_host(op, sentence):
+    with pytest.raises(EmmyError) as caught:
+        verify_module(parse_module(HOST.format(op=op), "t.mlir"))
+    assert sentence in caught.value.message
+
+
+@pytest.mark.parametrize(
+    ("argument", "sentence"),
+    [
+        ("tensor<4x4xf16>", "kernel arguments are views, got tensor<4x4xf16>"),
+        ("!tile.view<4x4xf16, strides [1]>", "a view has one stride for each dimension"),
+    ],
+)
+def test_malformed_kernel_argument(argument, sentence):
+    with pytest.raises(EmmyError, match=sentence):
+        verify_module(parse_module(f"tile.kernel @k(%v: {argument}) {{\n}}", "t.mlir"))
+
+
+def test_strides_follow_from_sizes_as_far_as_they_are_known():
+    assert ViewType.get((4, 8, 16), f16).get_strides() == (128, 16, 1)
+    assert ViewType.get((4, DYNAMIC, 16), f16).get_strides() == (DYNAMIC, 16, 1)
+    assert ViewType.get((DYNAMIC, 16), f16, (DYNAMIC, 1)).get_strides() == (DYNAMIC, 1)
+    assert TileType.get((4, 8), f16).get_shape() == (4, 8)
+
+
+def test_schedule_attribute_holds_every_field():
+    schedule = Schedule((64, 32, 16), (2, 1), "m16n8k8", 5, "plain", "unified", 3, 1, "direct", "first", 16, 1)
+    assert all(getattr(schedule, name) != default for name, default in SCHEDULE_FIELDS.items() if name != "roles")
+    assert ScheduleAttr.get(schedule).data == schedule
+    text = print_module(
+        parse_module(f"tile.kernel @k() schedule {str(ScheduleAttr.get(schedule))[14:]} {{\n}}", "t.mlir")
+    )
+    kernel = find_kernel(parse_module(text, "t.mlir"), "k")
+    assert kernel.schedule.data == schedule
+    assert kernel_type(kernel).inputs.data == ()
+    assert find_kernel(parse_module(text, "t.mlir"), "other") is None
