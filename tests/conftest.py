@@ -1,0 +1,14 @@
+"""Settings for all tests: compilations verify the module after every pass, and Hypothesis repeats itself."""
+
+from __future__ import annotations
+
+import os
+
+from hypothesis import settings
+
+os.environ.setdefault("EMMY_VERIFY_EACH", "1")
+
+# Timing differs too much between machines for deadlines; examples are the same in every run, so that a failure in CI
+# is one that everybody has.
+settings.register_profile("emmy", deadline=None, derandomize=True, print_blob=True)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "emmy"))
