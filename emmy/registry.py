@@ -117,7 +117,8 @@ def _option_problem(
             pass_type.from_spec(ArgSpec(name, {info.name: given[info.name]}))
         except ValueError:
             value = ",".join(str(v) for v in given[info.name])
-            return f"option '{info.name}' of pass '{name}' takes {info.expected_type.strip("'")}, got '{value}'"
+            wanted = info.expected_type.strip("'")
+            return f"option '{info.name}' of pass '{name}' takes {wanted}, got '{value}'"
     return f"pass '{name}' does not take these options: {error}"
 
 
