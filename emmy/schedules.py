@@ -92,6 +92,9 @@ LATER = {"transport": "tma", "roles": "specialized"}
 ELEMENTWISE_BLOCK = (32, 256)
 """Tile (rows, columns) of a kernel without a product."""
 
+ELEMENTWISE_SCHEDULE = Schedule(block=(*ELEMENTWISE_BLOCK, 16), warps=(2, 2), stages=1, raster=1)
+"""Of a kernel without a product (its block's K is not used): bound by memory, so nothing here matters much."""
+
 ADDRESS_REGISTERS = 24
 """Registers that a product's main loop needs beside accumulators and fragments: addresses, counters (measured: 20-30)."""
 

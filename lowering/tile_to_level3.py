@@ -37,7 +37,7 @@ from emmy.lowering.tile_rings import (
     view_name,
 )
 from emmy.passes.emitter import Emitter
-from emmy.schedules import Schedule
+from emmy.schedules import ELEMENTWISE_SCHEDULE, Schedule
 from emmy.targets import TARGETS, get_target
 
 OpT = TypeVar("OpT", bound=Operation)
@@ -48,8 +48,9 @@ class LowerTile(ModulePass):
     """Contract: rewrites the body of every `tile.kernel` that holds tiles into one `async_copy.producer` and one
     `async_copy.consumer`.
 
-    Accepts kernels with a schedule and, over tiles of rank 1 or 2: `tile.load`, `fill`, `dot` (operands loaded), `map`,
-    `cast`, `store`, in any nest of `scf.for`; index arithmetic anywhere. Other tile ops are an EmmyError that names them.
+    Accepts kernels with a schedule (without products it may be missing) and, over tiles of rank 1 or 2: `tile.load`,
+    `fill`, `dot` (of loaded operands), `map`, `cast`, `store`, in any nest of `scf.for`; index arithmetic anywhere.
+    Other tile ops are an EmmyError that names them.
 
     Guarantees:
     * each load is a field of an inbound pipeline; loads of one loop body with one place of last use share a pipeline
@@ -146,7 +147,9 @@ def lower_kernel(kernel: tile.KernelOp, limit: int) -> None:
 
 
 def make_plan(kernel: tile.KernelOp, limit: int) -> Plan:
-    """Decide the pipelines of a kernel. Raises EmmyError if it has no schedule."""
+    """Decide the pipelines of a kernel. A kernel with products and no schedule is an EmmyError."""
+    if kernel.schedule is None and not any(isinstance(op, tile.DotOp) for op in kernel.walk()):
+        kernel.schedule = tile.ScheduleAttr.get(ELEMENTWISE_SCHEDULE)
     if kernel.schedule is None:
         raise EmmyError(
             f"kernel @{kernel.sym_name.data} has no schedule: run assign-schedule, or write `schedule <...>` after its views",
@@ -476,7 +479,8 @@ class ConsumerHalf:
         indices = [self.values.get(index, index) for index in op.indices]
         out = self.plan.outbound.get(op)
         if out is None:
-            moved = [emit.value(arith.AddiOp(i, at)) for i, at in zip(indices[-2:], self.position(shape), strict=True)]
+            places = zip(indices[-2:], self.position(shape), strict=True)
+            moved = [i if at is self.constants.get(0) else emit.value(arith.AddiOp(i, at)) for i, at in places]
             emit(mma.StoreGlobalOp(value, op.view, [*indices[:-2], *moved]))
             return
         acquire = emit(async_copy.AcquireOp(self.cursors[out]))

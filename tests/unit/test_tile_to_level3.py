@@ -132,6 +132,13 @@ def test_every_op_has_a_location():
     assert product.line.data == 3 + GEMM.split("\n").index(DOT)
 
 
+def test_a_kernel_without_products_needs_no_schedule():
+    copy = "%x = tile.load %a[%z, %z] : !tile.view<64x64xf16> -> !tile.tile<32x64xf16>\n"
+    kernel = lower(copy + "tile.store %x, %c[%z, %z] : !tile.tile<32x64xf16>, !tile.view<64x64xf16>", schedule="")
+    assert kernel.schedule is not None
+    assert names(kernel) == ["a", "out"]
+
+
 def test_an_unused_load_is_no_copy():
     kernel = lower(LOAD_A + "\n%r = tile.fill 0.0 : f16 : !tile.tile<64x64xf16>\n" + STORE.format("r", "c"))
     assert names(kernel) == ["out"]

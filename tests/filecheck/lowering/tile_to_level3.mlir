@@ -109,9 +109,8 @@ tile.kernel @fused(%x: !tile.view<3x64x100xf16>, %w: !tile.view<3x64x128xf16>, %
   // CHECK-NEXT:   async_copy.drain @bias
   // CHECK-NEXT:   %sum = mma.map add %acc, %wide : (!mma.fragment<64x32xf32, c, m16n8k16>, !mma.fragment<1x32xf32, c, m16n8k16>) -> !mma.fragment<64x32xf32, c, m16n8k16>
   // CHECK:        mma.load %{{.*}}["res"] [%c0, %col] : !async_copy.slot<@res, read> -> !mma.fragment<64x32xf16, c, m16n8k16>
-  // CHECK:        [[I:%[0-9]+]] = arith.addi %m, %c0
-  // CHECK-NEXT:   [[J:%[0-9]+]] = arith.addi %n, %col
-  // CHECK-NEXT:   mma.store_global %out -> %y[%b, [[I]], [[J]]]
+  // CHECK:        [[J:%[0-9]+]] = arith.addi %n, %col
+  // CHECK-NEXT:   mma.store_global %out -> %y[%b, %m, [[J]]]
   %vec = tile.load %bias[%n] : !tile.view<128xf16> -> !tile.tile<64xf16>
   %wide = tile.cast %vec : !tile.tile<64xf16> to !tile.tile<64xf32>
   %sum = tile.map add %acc, %wide : (!tile.tile<64x64xf32>, !tile.tile<64xf32>) -> !tile.tile<64x64xf32>
