@@ -1,0 +1,156 @@
+"""Executes level-3 kernels on NumPy, in all three forms: halves, placed roles, and events.
+
+Fragments are arrays, lanes do not exist; every warp of every role is a generator, and asynchronous copies land when `landing`
+says: `late` (only what a wait names), `early` (at once) or `random`. `order` is which warp runs first whenever several can.
+A program that depends on luck (a missing wait or barrier, an early release, a wrong count) raises `Level3Error`.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Generator, Sequence
+from typing import Any, cast
+
+import numpy as np
+from numpy.typing import NDArray
+from xdsl.dialects.builtin import ModuleOp
+from xdsl.ir import Operation
+
+from emmy.dialects.tile import KernelOp, TileType
+from emmy.interpreters.host import run_host
+from emmy.interpreters.level3_codegen import Program, compile_kernel
+from emmy.interpreters.level3_machine import (
+    LANDINGS,
+    ORDERS,
+    EventMachine,
+    Level3Error,
+    Machine,
+    ProtocolMachine,
+    Warp,
+)
+from emmy.interpreters.level3_memory import Ring
+from emmy.interpreters.scalars import numpy_dtype
+from emmy.locations import location_of
+from emmy.passes.protocol import pipelines_of
+
+__all__ = ["LANDINGS", "ORDERS", "Level3Error", "compile_kernel", "run_kernel", "run_module", "run_program"]
+
+Array = NDArray[Any]
+Running = Generator[str | None, None, None]
+
+
+def run_kernel(
+    kernel: KernelOp,
+    args: list[Array],
+    cta: int,
+    ctas: int,
+    landing: str = "late",
+    order: str = "fixed",
+    seed: int = 0,
+) -> None:
+    """Run one CTA of a kernel; `args` are the views' arrays, written in place. Raises Level3Error.
+
+    `ctas` is the size of the launch that `cta` belongs to.
+    """
+    if not 0 <= cta < ctas:
+        raise Level3Error(f"CTA {cta} of a launch of {ctas}")
+    run_program(compile_kernel(kernel), args, cta, landing, order, seed)
+
+
+def run_module(
+    module: ModuleOp, entry: str, arrays: Sequence[Array], landing: str = "late", order: str = "fixed", seed: int = 0
+) -> list[Array]:
+    """Run a host function whose kernels are at level 3, CTA after CTA, and give its results."""
+    programs: dict[Operation, Program] = {}
+
+    def run(kernel: Operation, args: list[Array], ctas: int) -> None:
+        if kernel not in programs:
+            programs[kernel] = compile_kernel(cast(KernelOp, kernel))
+        for cta in range(ctas):
+            run_program(programs[kernel], args, cta, landing, order, seed + cta)
+
+    return run_host(module, entry, arrays, run)
+
+
+def run_program(program: Program, args: list[Array], cta: int, landing: str, order: str, seed: int) -> None:
+    """Run one CTA of a compiled kernel."""
+    if landing not in LANDINGS or order not in ORDERS:
+        raise Level3Error(f"landing is one of {', '.join(LANDINGS)} and order one of {', '.join(ORDERS)}")
+    chance = random.Random(seed)
+    warps: list[Warp] = []
+    bodies: list[Running] = []
+    machine = _machine(program, warps, landing, chance)
+    for role in program.roles:
+        # A role of one warp runs as two halves of it: each copies its share, so that a missing barrier shows.
+        shares = max(2, role.warps)
+        for share in range(shares):
+            warp = Warp(len(warps), role.name, share % role.warps, share, shares)
+            warps.append(warp)
+            bodies.append(role.body(machine, warp, args, cta))
+    try:
+        _schedule(machine, bodies, order, chance)
+        machine.finish()
+    except Level3Error as error:
+        if error.location is None and program.ops:
+            error.location = location_of(program.ops[_failing(machine).line])
+        raise
+
+
+def _failing(machine: Machine) -> Warp:
+    return machine.warps[machine.running]
+
+
+def _machine(program: Program, warps: list[Warp], landing: str, chance: random.Random) -> Machine:
+    count = sum(max(2, role.warps) for role in program.roles)
+    rings: dict[str, Ring] = {}
+    for name, op in pipelines_of(program.kernel).items():
+        fields: dict[str, tuple[tuple[int, ...], np.dtype[Any]]] = {}
+        for field, type_ in op.fields.data.items():
+            tile = cast(TileType, type_)
+            fields[field] = (tile.get_shape(), numpy_dtype(tile.element_type))
+        ring = Ring(name, op.stages.value.data, op.outbound is not None, fields, count)
+        ring.fillers = sum(max(2, role.warps) for role in program.roles if name in role.fills)
+        ring.readers = sum(max(2, role.warps) for role in program.roles if name in role.reads)
+        rings[name] = ring
+    return (EventMachine if program.lowered else ProtocolMachine)(rings, warps, landing, chance)
+
+
+def _schedule(machine: Machine, bodies: list[Running], order: str, chance: random.Random) -> None:
+    """Run all warps to their ends. Raises Level3Error when none of them can move."""
+    alive = list(range(len(bodies)))
+    if order == "reversed":
+        alive.reverse()
+    reasons: dict[int, str] = {}
+    while alive:
+        before, ended = machine.steps, len(alive)
+        for number in list(alive) if order != "random" else chance.sample(alive, len(alive)):
+            _run(machine, bodies, number, order, chance, reasons, alive)
+        if machine.steps == before and len(alive) == ended and all(number in reasons for number in alive):
+            blocked = [f"{machine.warps[n].role} warp {n}: {reasons[n]}" for n in sorted(alive)]
+            raise Level3Error("deadlock: " + "; ".join(blocked))
+
+
+def _run(
+    machine: Machine,
+    bodies: list[Running],
+    number: int,
+    order: str,
+    chance: random.Random,
+    reasons: dict[int, str],
+    alive: list[int],
+) -> None:
+    """Run one warp until it is blocked or ends; in random order perhaps only a little."""
+    machine.running = number
+    reasons.pop(number, None)
+    while True:
+        machine.land_some()
+        try:
+            why = next(bodies[number])
+        except StopIteration:
+            alive.remove(number)
+            return
+        if why is not None:
+            reasons[number] = why
+            return
+        if order == "random" and chance.random() < 0.5:
+            return
