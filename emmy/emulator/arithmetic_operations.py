@@ -193,6 +193,8 @@ def _float(spelling: Spelling, name: str, count: int) -> Operation:
         if type_.name != "f32" or name not in ("add", "sub", "fma"):
             spelling.fail(f".f32.{mixed.name} is not defined for {name}")
         sources = [mixed] * (count - 1) + [type_]
+    if nan and type_.name == "f64":
+        spelling.fail(".NaN is not defined for .f64")
     if nan:
         function = np.minimum if name == "min" else np.maximum
     elif name in _NATIVE and mode == "rn" and dtype.itemsize >= 4 and sources[0] == type_:

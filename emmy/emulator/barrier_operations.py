@@ -176,8 +176,13 @@ def decode_mbarrier_arrive(spelling: Spelling) -> Operation:
                     amount = 1
                 return machine.mbarriers.arrive(at, barrier, amount, clocks[warp], warp, lane)
 
-            phases = _each_lane(machine, addresses(low, high, mask), low, high, mask, arrive)
-            write(low, high, mask, _scatter(low, high, machine.lanes(low, high, mask), phases, np.uint64))
+            flat = addresses(low, high, mask)
+            phases = _each_lane(machine, flat, low, high, mask, arrive)
+            lanes = machine.lanes(low, high, mask)
+            for warp in clocks:
+                mine = np.flatnonzero(lanes[0] == warp)
+                machine.mbarriers.arrive_together(flat[mine].tolist(), [phases[i] for i in mine], warp)
+            write(low, high, mask, _scatter(low, high, lanes, phases, np.uint64))
 
         return execute
 

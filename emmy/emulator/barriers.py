@@ -163,6 +163,18 @@ class MBarriers:
         self.complete(address, barrier)
         return phase
 
+    def arrive_together(self, addresses: list[int], phases: list[int], warp: int) -> None:
+        """Fault if the lanes of one instruction arrived in different phases of one mbarrier: its count is too small."""
+        first = dict(zip(reversed(addresses), reversed(phases), strict=True))
+        for address, phase in zip(addresses, phases, strict=True):
+            if phase != first[address]:
+                count = self.objects[address].count
+                raise Fault(
+                    f"the arrivals at the mbarrier at {address:#x} by lanes of one warp fill a phase (of {count} "
+                    "arrivals) and go on into the next",
+                    warp,
+                )
+
     def complete(self, address: int, barrier: MBarrier) -> None:
         """End the phase if nothing is outstanding, and wake the warps that poll it."""
         if barrier.pending or barrier.tx:

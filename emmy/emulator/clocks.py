@@ -40,7 +40,8 @@ class Clocks:
             self.partial[warp].clear()
         rows = self.own[low:high]
         self.known[rows, rows] = self.epoch[low:high]
-        self.known[rows, self.warps + rows] = self.waited[low:high]
+        queues = self.warps + rows
+        self.known[rows, queues] = np.maximum(self.known[rows, queues], self.waited[low:high])
         self.epoch[low:high] += 1
         self.touched[low:high] = 0
 
@@ -52,7 +53,7 @@ class Clocks:
         """
         clock: Array = self.known[warp].copy()
         if lanes == live:
-            clock[self.warps + warp] = self.waited[warp]
+            clock[self.warps + warp] = max(int(clock[self.warps + warp]), int(self.waited[warp]))
         if int(self.touched[warp]) & ~lanes == 0:
             clock[warp] = self.epoch[warp]
         for mask, learnt in self.partial[warp].items():

@@ -175,9 +175,11 @@ class CopyQueues:
         barriers = self.machine.mbarriers
         for copy in arrival.copies:
             self._land(copy, arrival.warp)
+        phases: list[int] = []
         for lane, address in zip(arrival.lanes, arrival.addresses, strict=True):
             barrier = barriers.find(address, arrival.warp, lane)
-            barriers.arrive(address, barrier, 1, arrival.clock, arrival.warp, lane)
+            phases.append(barriers.arrive(address, barrier, 1, arrival.clock, arrival.warp, lane))
+        barriers.arrive_together(arrival.addresses, phases, arrival.warp)
 
     def fire_awaited(self) -> bool:
         """Nothing can run: let the oldest arrival at an mbarrier that a warp polls happen. False if there is none."""

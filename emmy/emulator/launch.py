@@ -22,6 +22,7 @@ from emmy.emulator.syntax import Kernel, Parameter
 Argument = Array | Uninitialised | Pointer | int | float | bytes | np.generic
 Dimensions = tuple[int, int, int]
 DEFAULT_BUDGET = 50_000_000
+MOST_SHARED_BYTES = 232_448  # of a CTA on sm_90, the largest of all targets
 
 
 @dataclass
@@ -88,6 +89,8 @@ class Emulator:
         budget = Budget(0, max_instructions)
         with np.errstate(all="ignore"):
             machine = Machine(program, grid, block, shared_bytes, memory, parameters, landing, chance)
+            if machine.shared_size > MOST_SHARED_BYTES:
+                raise EmulatorError(f"{machine.shared_size} bytes of shared memory, {MOST_SHARED_BYTES} is the most")
             for cta in _cta_order(grid, order, chance):
                 machine.reset(cta)
                 Scheduler(machine, order, budget, cta).run()

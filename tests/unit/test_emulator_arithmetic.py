@@ -220,9 +220,9 @@ def test_float_arithmetic(type_, dtype):
             got = apply(f"{name}.{type_} %d, %a, %b;", dtype, a, b)
             np.testing.assert_array_equal(got.astype(np.float64), expected.astype(dtype).astype(np.float64))
         np.testing.assert_array_equal(apply(f"neg.{type_} %d, %a;", dtype, a).astype(float), -x)
-        np.testing.assert_array_equal(
-            apply(f"max.NaN.{type_} %d, %a, %b;", dtype, a, b).astype(float), np.maximum(x, y)
-        )
+        if type_ != "f64":
+            got = apply(f"max.NaN.{type_} %d, %a, %b;", dtype, a, b)
+            np.testing.assert_array_equal(got.astype(float), np.maximum(x, y))
 
 
 def test_packed_halves():
