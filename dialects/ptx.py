@@ -182,6 +182,7 @@ _ACCESSES: tuple[tuple[str, str], ...] = (
     ("v2.b32", "rr"),
     ("v4.b32", "rrrr"),
     ("f32", "f"),
+    ("v2.f32", "ff"),
 )
 """Widths of plain loads and stores, and the registers that they move."""
 

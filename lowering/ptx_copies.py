@@ -1,0 +1,195 @@
+"""Copies between global and shared memory, shared out over the threads of a role.
+
+Threads take neighbouring chunks of a row, then the next rows, then the next panel; so global accesses are whole sectors, and
+with the swizzle shared ones have no bank conflicts. Each thread has one first chunk; all others are known steps from it.
+
+    128 x 64 f16, 256 threads, 16 bytes:   thread t: row t / 8, chunk t % 8     passes: rows + 0, + 32, + 64, + 96
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from xdsl.ir import SSAValue
+
+from emmy.layout.shared import SWIZZLE_PERIOD_ROWS, SharedLayout
+from emmy.lowering.ptx_addresses import BoxAddresses, SharedAddresses, SharedField, View, inside, room
+from emmy.lowering.ptx_builder import Builder, Condition, Number
+
+LOADS: dict[int, str] = {2: "b16", 4: "b32", 8: "v2_b32", 16: "v4_b32"}
+"""Width of an access in bytes -> suffix of its op."""
+
+BATCH = 8
+"""Plain loads in flight before the first of their stores: enough to overlap latencies, 32 registers at most."""
+
+HOISTED_SIZES = 4
+"""Source sizes of up to so many copies are kept in registers; more are computed where they are used."""
+
+
+@dataclass(frozen=True)
+class Pass:
+    """One copy of each thread: known steps from its first chunk. `partial`: threads below this row take part."""
+
+    row: int
+    column: int
+    partial: int | None
+
+
+@dataclass(frozen=True, eq=False)
+class ThreadMap:
+    """How a tile is cut into chunks for threads. `active`: threads that take part at all; `row`, `column`: first element."""
+
+    row: Number
+    column: Number
+    active: Condition
+    passes: tuple[Pass, ...]
+
+
+def map_threads(builder: Builder, layout: SharedLayout, chunk_bytes: int, threads: int, tid: SSAValue) -> ThreadMap:
+    """Share a tile out over `threads` threads, `chunk_bytes` at a time."""
+    chunk = chunk_bytes // layout.element_bytes
+    across = min(layout.panel_columns // chunk, 1 << (threads.bit_length() - 1))
+    rows = min(threads // across, layout.rows)
+    if SWIZZLE_PERIOD_ROWS < rows < layout.rows:
+        rows -= rows % SWIZZLE_PERIOD_ROWS  # so that each pass sees the same swizzle
+    row, column = builder.divide(tid, across), builder.mul(builder.remainder(tid, across), chunk)
+    active: Condition = rows * across == threads or builder.compare("lt", tid, rows * across)
+    if layout.padded_cols != layout.cols:
+        active = builder.both(active, builder.compare("lt", column, layout.cols))
+    return ThreadMap(row, column, active, tuple(_passes(layout, rows, across * chunk)))
+
+
+def _passes(layout: SharedLayout, rows: int, columns: int) -> Iterator[Pass]:
+    for row in range(0, layout.rows, rows):
+        for column in range(0, layout.padded_cols, columns):
+            if column < layout.cols:
+                yield Pass(row, column, layout.rows - row if row + rows > layout.rows else None)
+
+
+class Copies:
+    """Lowers the copies of a kernel."""
+
+    def __init__(self, builder: Builder, shared: SharedAddresses, threads: int, tid: SSAValue):
+        self.builder = builder
+        self.shared = shared
+        self.threads = threads
+        self.tid = tid
+
+    def cp_async(
+        self, view: View, indices: Sequence[Number], field: SharedField, slot: Number, chunk_bytes: int
+    ) -> None:
+        """Global to shared with `cp.async`; bytes beyond the view's bounds become zeros without being read."""
+        box = Box(self, view, indices, field, slot, chunk_bytes)
+        name = f"cp_async_{'cg' if chunk_bytes == 16 else 'ca'}_{chunk_bytes}"
+        for step in box.map.passes:
+            to, from_ = box.shared_address(step), box.addresses.address(step.row, step.column)
+            size = box.source_bytes(step)
+            operands = [to.register, from_.register]
+            if size != chunk_bytes:
+                operands.append(self.builder.register(size))
+            guard = box.taking_part(step)
+            if guard is not True:
+                operands.append(self.builder.predicate(guard))
+            suffix = "" if size == chunk_bytes else "_zfill"
+            self.builder.emit(name + suffix, operands, (to.immediate, from_.immediate))
+
+    def plain_copy(
+        self, view: View, indices: Sequence[Number], field: SharedField, slot: Number, chunk_bytes: int
+    ) -> None:
+        """Global to shared through registers; elements beyond the view's bounds become zeros."""
+        box = Box(self, view, indices, field, slot, chunk_bytes)
+        for batch in _batches(box.map.passes):
+            loaded = [self._load(box, step) for step in batch]
+            for step, values in zip(batch, loaded, strict=True):
+                to, guard = box.shared_address(step), box.taking_part(step)
+                guards = [] if guard is True else [self.builder.predicate(guard)]
+                operands = [to.register, *values, *guards]
+                self.builder.emit(f"st_shared_{LOADS[chunk_bytes]}", operands, (to.immediate,))
+
+    def _load(self, box: Box, step: Pass) -> Sequence[SSAValue]:
+        from_ = box.addresses.address(step.row, step.column)
+        condition = self.builder.both(box.taking_part(step), box.in_bounds(step))
+        name = f"ld_global_{LOADS[box.chunk_bytes]}"
+        return self._guarded_load(name, from_.register, from_.immediate, condition)
+
+    def _guarded_load(self, name: str, address: SSAValue, immediate: int, condition: Condition) -> Sequence[SSAValue]:
+        """A load where a condition holds, zeros elsewhere."""
+        operands = [address]
+        if condition is not True:
+            operands.append(self.builder.predicate(condition))
+            operands += [self.builder.constant(0, type_) for type_ in self.builder.result_types(name)]
+        return self.builder.emit(name, operands, (immediate,)).results
+
+    def plain_store(
+        self, view: View, indices: Sequence[Number], field: SharedField, slot: Number, chunk_bytes: int
+    ) -> None:
+        """Shared to global through registers; elements beyond the view's bounds are not stored."""
+        box = Box(self, view, indices, field, slot, chunk_bytes)
+        for batch in _batches(box.map.passes):
+            loaded: list[Sequence[SSAValue]] = []
+            for step in batch:
+                from_ = box.shared_address(step)
+                name = f"ld_shared_{LOADS[chunk_bytes]}"
+                loaded.append(self._guarded_load(name, from_.register, from_.immediate, box.taking_part(step)))
+            for step, values in zip(batch, loaded, strict=True):
+                to = box.addresses.address(step.row, step.column)
+                condition = self.builder.both(box.taking_part(step), box.in_bounds(step))
+                guards = [] if condition is True else [self.builder.predicate(condition)]
+                operands = [to.register, *values, *guards]
+                self.builder.emit(f"st_global_{LOADS[chunk_bytes]}", operands, (to.immediate,))
+
+
+def _batches(passes: Sequence[Pass]) -> Iterator[Sequence[Pass]]:
+    for start in range(0, len(passes), BATCH):
+        yield passes[start : start + BATCH]
+
+
+class Box:
+    """One copy of a box: this thread's addresses and conditions for every pass."""
+
+    def __init__(
+        self, copies: Copies, view: View, indices: Sequence[Number], field: SharedField, slot: Number, chunk_bytes: int
+    ):
+        builder = copies.builder
+        self.builder, self.shared = builder, copies.shared
+        self.field, self.slot, self.chunk_bytes = field, slot, chunk_bytes
+        self.map = map_threads(builder, field.layout, chunk_bytes, copies.threads, copies.tid)
+        thread = (self.map.row, self.map.column)
+        self.addresses = BoxAddresses(builder, view, indices, thread)
+        rows, columns = field.layout.rows, field.layout.cols
+        flat = view.rank == 1
+        self.rows_left = None if flat else room(builder, view.sizes[-2], rows, indices[-2], self.map.row)
+        self.columns_left = room(builder, view.sizes[-1], columns, indices[-1], self.map.column)
+        self.here = len(self.map.passes) > HOISTED_SIZES
+
+    def shared_address(self, step: Pass):
+        """Where a pass of this thread is in the slot."""
+        lanes = (self.map.row, self.map.column)
+        return self.shared.address(self.field, self.slot, lanes, (0, 0), (step.row, step.column))
+
+    def taking_part(self, step: Pass) -> Condition:
+        """Does this thread have a chunk of the tile in this pass?"""
+        if step.partial is None:
+            return self.map.active
+        return self.builder.both(self.map.active, self.builder.compare("lt", self.map.row, step.partial))
+
+    def in_bounds(self, step: Pass) -> Condition:
+        """Is the chunk inside the view? Its width divides the view's, so it is as a whole or not at all."""
+        builder = self.builder
+        rows = inside(builder, self.rows_left, step.row, self.here)
+        return builder.both(rows, inside(builder, self.columns_left, step.column, self.here))
+
+    def source_bytes(self, step: Pass) -> Number:
+        """How many bytes of the chunk are inside the view; the others are zeros."""
+        builder, full = self.builder, self.chunk_bytes
+        rows, columns = inside(builder, self.rows_left, step.row, self.here), self.columns_left
+        if columns is None:
+            return builder.select(rows, full, 0, self.here)
+        size = self.field.layout.element_bytes
+        left = builder.mul(builder.sub(columns, step.column), size)
+        left = builder.binary("min_s32", builder.binary("max_s32", left, 0), full)
+        if rows is True:
+            return left
+        mask = builder.select(rows, 2 * full - 1, 0, self.here)
+        return builder.binary("and_b32", left, mask, self.here)

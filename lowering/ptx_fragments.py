@@ -1,0 +1,393 @@
+"""Fragments as registers: loads, stores, products, elementwise functions, conversions.
+
+A fragment is the list of its 32-bit registers, atom by atom, row-major, as `emmy.atoms` says; 16-bit elements are in pairs,
+the even one in the lower half. *Elements* are those registers taken apart, in the same order, each an f32.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import cast
+
+import numpy as np
+from xdsl.dialects.builtin import f32, i32
+from xdsl.ir import Attribute, SSAValue
+
+from emmy.atoms import Atom, LdmatrixPlan, OperandPlace, fragment_layout, get_atom, ldmatrix_plan
+from emmy.dialects import mma
+from emmy.dialects.ptx import INSTRUCTIONS, ROWS, mma_name
+from emmy.errors import EmmyError
+from emmy.locations import location_of
+from emmy.lowering.ptx_addresses import (
+    BoxAddresses,
+    SharedAddresses,
+    SharedField,
+    View,
+    inside,
+    lane_expression,
+    room,
+)
+from emmy.lowering.ptx_builder import Builder, Number
+from emmy.lowering.ptx_elementwise import FUNCTIONS
+
+Registers = list[SSAValue]
+
+MATRIX = 16
+"""Rows and columns of the block that one ldmatrix.x4 loads."""
+
+FLOAT_DTYPES = ("f16", "bf16", "f32")
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What of a fragment's type decides where its elements are. Layouts of all dtypes with an atom's shape agree."""
+
+    rows: int
+    cols: int
+    place: OperandPlace
+    atom: str
+    dtype: str
+
+    @property
+    def packed(self) -> bool:
+        """Two elements in a register?"""
+        return self.dtype in ("f16", "bf16")
+
+
+def shape_of(type_: Attribute) -> Shape:
+    """The shape of a fragment type."""
+    assert isinstance(type_, mma.FragmentType)
+    rows, cols = type_.get_shape()
+    return Shape(rows, cols, cast(OperandPlace, type_.place.data), type_.atom.data, str(type_.element_type))
+
+
+def any_atom(name: str) -> Atom:
+    """An atom of this shape: the layouts of its operands do not depend on their dtypes."""
+    return get_atom(name, "f16", "f32")
+
+
+@lru_cache(maxsize=256)
+def element_coordinates(rows: int, cols: int, place: OperandPlace, atom: str) -> tuple[tuple[int, int], ...]:
+    """(row, column) of each element that lane 0 holds; other lanes add the coordinates of `lane_coordinates`."""
+    layout = fragment_layout(any_atom(atom), place, rows, cols)
+    row, col = layout.inverse().apply(np.arange(layout.place_shape[0]), 0)
+    return tuple(zip(np.atleast_1d(row).tolist(), np.atleast_1d(col).tolist(), strict=True))
+
+
+@lru_cache(maxsize=256)
+def element_numbers(rows: int, cols: int, place: OperandPlace, atom: str) -> dict[tuple[int, int], int]:
+    """The reverse of `element_coordinates`."""
+    return {at: number for number, at in enumerate(element_coordinates(rows, cols, place, atom))}
+
+
+@lru_cache(maxsize=64)
+def matrix_plan(place: OperandPlace, transposed: bool, rows: int, cols: int, atom: str) -> LdmatrixPlan:
+    """`ldmatrix_plan`, kept: it costs a millisecond."""
+    return ldmatrix_plan(place, transposed, rows, cols, any_atom(atom))
+
+
+class Fragments:
+    """Lowers the fragment ops of a kernel."""
+
+    def __init__(self, builder: Builder, shared: SharedAddresses, lane: SSAValue, stmatrix: bool):
+        """lane: lane number. stmatrix: does the target have it?"""
+        self.builder = builder
+        self.shared = shared
+        self.lane = lane
+        self.stmatrix = stmatrix
+
+    # ---- registers and elements --------------------------------------------------------------------------------------
+
+    def elements(self, shape: Shape, registers: Registers) -> Registers:
+        """Each element as an f32."""
+        b = self.builder
+        if shape.dtype == "f32":
+            return registers
+        found: Registers = []
+        for register in registers:
+            halves = b.emit("unpack_b32", (register,)).results
+            found.extend(b.pure(f"cvt_f32_{shape.dtype}", half) for half in halves)
+        return found[: len(element_coordinates(shape.rows, shape.cols, shape.place, shape.atom))]
+
+    def pack(self, dtype: str, elements: Registers) -> Registers:
+        """f32 elements as registers of a dtype, rounded to nearest even. A lone last element fills both halves."""
+        if dtype == "f32":
+            return elements
+        evens, odds = elements[::2], elements[1::2]
+        odds = odds + evens[len(odds) :]
+        return [self.builder.pure(f"cvt_rn_{dtype}x2_f32", odd, even) for even, odd in zip(evens, odds, strict=True)]
+
+    def fill(self, shape: Shape, value: float) -> Registers:
+        """One value in all elements."""
+        b, count = self.builder, len(element_coordinates(shape.rows, shape.cols, shape.place, shape.atom))
+        element = b.constant(value, f32)
+        if shape.packed and value == 0.0:
+            return [b.constant(0)] * -(-count // 2)
+        return self.pack(shape.dtype, [element] * count)
+
+    # ---- shared memory -----------------------------------------------------------------------------------------------
+
+    def load(
+        self, op: mma.LoadOp, field: SharedField, slot: Number, at: tuple[Number, Number], transposed: bool
+    ) -> Registers:
+        """A fragment from a field; `at` is the warp's element offset in the field as stored."""
+        shape = shape_of(op.result.type)
+        if shape.packed and shape.rows > 1 and shape.cols > 1:
+            return self._load_matrices(shape, field, slot, at, transposed)
+        if transposed or shape.place != "c":
+            raise EmmyError(f"no instruction loads the fragment {op.result.type} from shared memory", location_of(op))
+        return self._load_pairs(shape, field, slot, at)
+
+    def _load_matrices(
+        self, shape: Shape, field: SharedField, slot: Number, at: tuple[Number, Number], transposed: bool
+    ) -> Registers:
+        """16 x 16 blocks (or what is left of them) by ldmatrix, each straight into the registers of its atoms."""
+        atom = any_atom(shape.atom)
+        operand = atom.operand(shape.place)
+        rows, cols = min(shape.rows, MATRIX), min(shape.cols, MATRIX)
+        plan = matrix_plan(shape.place, transposed, rows, cols, shape.atom)
+        lanes = self.matrix_lanes(plan)
+        name = f"ldmatrix_x{plan.count}{'_trans' if transposed else ''}"
+        across, each = shape.cols // operand.cols, operand.elements // 2
+        registers: list[SSAValue | None] = [None] * (shape.rows * shape.cols // 64)
+        for row in range(0, shape.rows, rows):
+            for col in range(0, shape.cols, cols):
+                steps = (col, row) if transposed else (row, col)
+                address = self.shared.address(field, slot, lanes, at, steps)
+                results = self.builder.emit(name, (address.register,), (address.immediate,)).results
+                for (inner, register), result in zip(plan.destinations, results, strict=True):
+                    inner_row, inner_col = divmod(inner, cols // operand.cols)
+                    number = (row // operand.rows + inner_row) * across + col // operand.cols + inner_col
+                    registers[number * each + register] = result
+        return cast(Registers, registers)
+
+    def matrix_lanes(self, plan: LdmatrixPlan) -> tuple[Number, Number]:
+        """(row, column) of the 16 bytes whose address this lane passes."""
+        return (
+            lane_expression(self.builder, self.lane, plan.rows),
+            lane_expression(self.builder, self.lane, plan.cols),
+        )
+
+    def accumulator_lanes(self, shape: Shape) -> tuple[Number, Number]:
+        """(row, column) of the first element of this lane in a c fragment; sizes of 1 are held by all lanes."""
+        b = self.builder
+        row = b.divide(self.lane, 4) if shape.rows > 1 else 0
+        return row, b.mul(b.low_bits(self.lane, 3), 2) if shape.cols > 1 else 0
+
+    def _load_pairs(self, shape: Shape, field: SharedField, slot: Number, at: tuple[Number, Number]) -> Registers:
+        """A c fragment by plain loads: two neighbouring columns at once where there are two."""
+        b, lanes = self.builder, self.accumulator_lanes(shape)
+        coordinates = element_coordinates(shape.rows, shape.cols, shape.place, shape.atom)
+        registers: Registers = []
+        if shape.cols == 1:
+            name = "ld_shared_f32" if shape.dtype == "f32" else "ld_shared_b16"
+            for steps in coordinates:
+                address = self.shared.address(field, slot, lanes, at, steps)
+                registers.append(b.emit(name, (address.register,), (address.immediate,)).results[0])
+            return registers if shape.dtype == "f32" else self._pair_up(registers)
+        for steps in coordinates[::2]:
+            address = self.shared.address(field, slot, lanes, at, steps)
+            name = "ld_shared_v2_f32" if shape.dtype == "f32" else "ld_shared_b32"
+            registers.extend(b.emit(name, (address.register,), (address.immediate,)).results)
+        return registers
+
+    def _pair_up(self, halves: Registers) -> Registers:
+        """16-bit registers as 32-bit ones; a lone last one fills both halves."""
+        pairs = zip(halves[::2], halves[1::2] + halves[len(halves) - len(halves) % 2 :], strict=True)
+        return [self.builder.pure("pack_b32", even, odd) for even, odd in pairs]
+
+    def store(
+        self, op: mma.StoreOp, registers: Registers, field: SharedField, slot: Number, at: tuple[Number, Number]
+    ) -> None:
+        """A c fragment into a field."""
+        b, shape = self.builder, shape_of(op.value.type)
+        if shape.place != "c" or 1 in (shape.rows, shape.cols) or shape.dtype not in FLOAT_DTYPES:
+            raise EmmyError(f"no instruction stores the fragment {op.value.type} to shared memory", location_of(op))
+        if shape.packed and self.stmatrix and shape.cols % MATRIX == 0:
+            self._store_matrices(shape, registers, field, slot, at)
+            return
+        lanes, count = self.accumulator_lanes(shape), 1 if shape.packed else 2
+        name = "st_shared_b32" if shape.packed else "st_shared_v2_f32"
+        coordinates = element_coordinates(shape.rows, shape.cols, shape.place, shape.atom)
+        for number, steps in enumerate(coordinates[::2]):
+            address = self.shared.address(field, slot, lanes, at, steps)
+            values = registers[number * count : (number + 1) * count]
+            b.emit(name, (address.register, *values), (address.immediate,))
+
+    def _store_matrices(
+        self, shape: Shape, registers: Registers, field: SharedField, slot: Number, at: tuple[Number, Number]
+    ) -> None:
+        plan = matrix_plan("c", False, MATRIX, MATRIX, shape.atom)
+        lanes = self.matrix_lanes(plan)
+        operand = any_atom(shape.atom).c
+        across, each = shape.cols // operand.cols, operand.elements // 2
+        for row in range(0, shape.rows, MATRIX):
+            for col in range(0, shape.cols, MATRIX):
+                values: Registers = []
+                for inner, register in plan.destinations:
+                    inner_row, inner_col = divmod(inner, MATRIX // operand.cols)
+                    number = (row // operand.rows + inner_row) * across + col // operand.cols + inner_col
+                    values.append(registers[number * each + register])
+                address = self.shared.address(field, slot, lanes, at, (row, col))
+                self.builder.emit("stmatrix_x4", (address.register, *values), (address.immediate,))
+
+    # ---- global memory -----------------------------------------------------------------------------------------------
+
+    def store_global(
+        self, op: mma.StoreGlobalOp, registers: Registers, view: View, indices: Sequence[Number], block: Sequence[int]
+    ) -> None:
+        """A c fragment straight to a view; block: rows and columns of the CTA's tile, at whose multiples fragments begin."""
+        b, shape = self.builder, shape_of(op.value.type)
+        if shape.place != "c" or 1 in (shape.rows, shape.cols) or view.rank < 2 or shape.dtype not in FLOAT_DTYPES:
+            raise EmmyError(f"no instruction stores the fragment {op.value.type} to global memory", location_of(op))
+        lanes = self.accumulator_lanes(shape)
+        box = BoxAddresses(b, view, indices, lanes)
+        rows_left = room(b, view.sizes[-2], block[0], indices[-2], lanes[0])
+        columns_left = room(b, view.sizes[-1], block[1], indices[-1], lanes[1])
+        strides, size = view.strides, view.element_bytes
+        pairs = strides[-1] == size and b.multiple(indices[-1]) % 2 == 0
+        pairs = pairs and all(isinstance(s, int) and s % (2 * size) == 0 for s in strides[:-1])
+        pairs = pairs and isinstance(view.sizes[-1], int) and view.sizes[-1] % 2 == 0
+        coordinates = element_coordinates(shape.rows, shape.cols, shape.place, shape.atom)
+        for number, (row, col) in enumerate(coordinates[::2]):
+            values, name = self._stored(shape, registers, number, pairs)
+            for part, operands in enumerate(values):
+                address = box.address(row, col + part)
+                guard = b.both(inside(b, rows_left, row), inside(b, columns_left, col + part))
+                guards = [] if guard is True else [b.predicate(guard)]
+                b.emit(name, (address.register, *operands, *guards), (address.immediate,))
+
+    def _stored(
+        self, shape: Shape, registers: Registers, number: int, pairs: bool
+    ) -> tuple[list[Sequence[SSAValue]], str]:
+        """What to store of pair `number` of neighbouring elements: operands of one store or two, and the store."""
+        if shape.dtype == "f32":
+            two = registers[2 * number : 2 * number + 2]
+            return ([two], "st_global_v2_f32") if pairs else ([[value] for value in two], "st_global_f32")
+        if pairs:
+            return [[registers[number]]], "st_global_b32"
+        halves = self.builder.emit("unpack_b32", (registers[number],)).results
+        return [[half] for half in halves], "st_global_b16"
+
+    # ---- arithmetic --------------------------------------------------------------------------------------------------
+
+    def multiply(self, op: mma.MmaOp, a: Registers, b: Registers, c: Registers) -> Registers:
+        """One mma for each atom: K outermost, then rows, columns back and forth, so that operands are used again at once."""
+        if op.accumulate is not None and op.accumulate.policy.data != shape_of(op.c.type).dtype:
+            policy = op.accumulate.policy.data
+            raise EmmyError(f"accumulate<{policy}> needs split-accumulation before lower-to-ptx", location_of(op))
+        shape_a, shape_c = shape_of(op.a.type), shape_of(op.c.type)
+        try:
+            atom = get_atom(shape_a.atom, shape_a.dtype, shape_c.dtype)
+        except EmmyError as error:
+            raise EmmyError(error.message, location_of(op)) from None
+        row, emit = ROWS[mma_name(atom)], INSTRUCTIONS[mma_name(atom)].create
+        types, block, location = row.result_types, self.builder.scopes[-1].block, self.builder.location
+        na, nb, nc = atom.a.registers, atom.b.registers, atom.c.registers
+        depth, across, sums = shape_a.cols // atom.k, shape_c.cols // atom.n, list(c)
+        for k in range(depth):
+            for i in range(shape_c.rows // atom.m):
+                first = (i * depth + k) * na
+                rows = a[first : first + na]
+                for j in range(across) if i % 2 == 0 else reversed(range(across)):
+                    at_b, at_c = (j * depth + k) * nb, (i * across + j) * nc
+                    operands = (*rows, *b[at_b : at_b + nb], *sums[at_c : at_c + nc])
+                    made = emit(operands=operands, result_types=types, location=location)
+                    block.add_op(made)
+                    sums[at_c : at_c + nc] = made.results
+        return sums
+
+    def convert(self, op: mma.ConvertOp, registers: Registers) -> Registers:
+        """Another element type, or another place whose layout is the same."""
+        source, result = shape_of(op.arg.type), shape_of(op.result.type)
+        if {source.dtype, result.dtype} - set(FLOAT_DTYPES):
+            raise EmmyError(f"no conversion from {source.dtype} to {result.dtype}", location_of(op))
+        if (source.place, source.atom) != (result.place, result.atom):
+            layouts = [fragment_layout(any_atom(s.atom), s.place, s.rows, s.cols) for s in (source, result)]
+            if layouts[0] != layouts[1]:
+                raise EmmyError(
+                    f"a conversion from {op.arg.type} to {op.result.type} would exchange elements between lanes",
+                    location_of(op),
+                )
+        if source.dtype == result.dtype:
+            return registers
+        return self.pack(result.dtype, self.elements(source, registers))
+
+    def map(self, op: mma.MapOp, args: Sequence[Registers | SSAValue]) -> Registers:
+        """An elementwise function; 16-bit operands are computed in f32 and rounded once. Scalars are f32 values."""
+        result = shape_of(op.result.type)
+        function = FUNCTIONS[op.kind.data.value]
+        coordinates = element_coordinates(result.rows, result.cols, result.place, result.atom)
+        columns: list[Registers] = []
+        for value, arg in zip(op.args, args, strict=True):
+            if isinstance(arg, SSAValue):
+                if arg.type != f32:
+                    raise EmmyError(f"mma.map takes fragments and f32 scalars, got {arg.type}", location_of(op))
+                columns.append([arg] * len(coordinates))
+                continue
+            source = shape_of(value.type)
+            if source.dtype not in FLOAT_DTYPES:
+                raise EmmyError(f"mma.map does not take fragments of {source.dtype} yet", location_of(op))
+            numbers = element_numbers(source.rows, source.cols, source.place, source.atom)
+            elements = self.elements(source, arg)
+            at = [(min(row, source.rows - 1), min(col, source.cols - 1)) for row, col in coordinates]
+            columns.append([elements[numbers[place]] for place in at])
+        values = [function(self.builder, *operands) for operands in zip(*columns, strict=True)]
+        return self.pack(result.dtype, values)
+
+    def reduce(self, op: mma.ReduceOp, registers: Registers) -> Registers:
+        """Over the columns: inside the lane, then over the four lanes of a row."""
+        b, shape = self.builder, shape_of(op.arg.type)
+        combine = FUNCTIONS[{"sum": "add", "max": "max"}[op.kind.data.value]]
+        rows: dict[int, SSAValue] = {}
+        coordinates = element_coordinates(shape.rows, shape.cols, shape.place, shape.atom)
+        for (row, _), element in zip(coordinates, self.elements(shape, registers), strict=True):
+            rows[row] = combine(b, rows[row], element) if row in rows else element
+        for lanes in (1, 2):
+            for row, value in rows.items():
+                other = b.emit("shfl_bfly_f32", (value,), (lanes,)).results[0]
+                rows[row] = combine(b, value, other)
+        return self.pack(shape.dtype, [rows[row] for row in sorted(rows)])
+
+    def coordinates(self, op: mma.CoordOp, base: Number) -> Registers:
+        """Row or column numbers, counted from `base`, as i32."""
+        b, shape, axis = self.builder, shape_of(op.result.type), op.axis.value.data
+        if shape.place != "c":
+            raise EmmyError(f"mma.coord makes c fragments, not {op.result.type}", location_of(op))
+        start = b.add(self.accumulator_lanes(shape)[axis], base)
+        places = element_coordinates(shape.rows, shape.cols, shape.place, shape.atom)
+        return [b.register(b.add(start, place[axis]), i32) for place in places]
+
+    # ---- parts -------------------------------------------------------------------------------------------------------
+
+    def slice(self, op: mma.SliceOp, registers: Registers) -> Registers:
+        """The registers of the atoms of a part."""
+        source, result = shape_of(op.arg.type), shape_of(op.result.type)
+        at = cast(tuple[int, int], op.at.get_values())
+        operand = any_atom(source.atom).operand(source.place)
+        sizes = (at[0], result.rows), (at[1], result.cols)
+        if any(n % operand.rows for n in sizes[0]) or any(n % operand.cols for n in sizes[1]):
+            raise EmmyError(f"a slice of {op.arg.type} is cut at whole atoms", location_of(op))
+        across = source.cols // operand.cols
+        each = len(registers) // (source.rows // operand.rows * across)
+        found: Registers = []
+        for row in range(at[0] // operand.rows, (at[0] + result.rows) // operand.rows):
+            first, last = at[1] // operand.cols, (at[1] + result.cols) // operand.cols
+            found.extend(registers[(row * across + first) * each : (row * across + last) * each])
+        return found
+
+    def join(self, op: mma.JoinOp, args: Sequence[Registers]) -> Registers:
+        """The registers of the parts, row of atoms by row of atoms."""
+        if op.axis.value.data == 0:
+            return [register for arg in args for register in arg]
+        operand = any_atom(shape_of(op.result.type).atom).operand(shape_of(op.result.type).place)
+        rows = shape_of(op.result.type).rows // operand.rows
+        found: Registers = []
+        for row in range(rows):
+            for arg in args:
+                each = len(arg) // rows
+                found.extend(arg[row * each : (row + 1) * each])
+        return found
+
