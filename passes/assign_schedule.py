@@ -31,7 +31,7 @@ from emmy.schedules import Schedule, choose_schedule, problem_on_target
 from emmy.targets import Target, get_target
 
 GRIDS = {"block": ("block_m", "block_n", "block_k"), "warps": ("warps_m", "warps_n")}
-SCALARS = ("stages", "transport", "roles", "raster", "fragments", "epilogue", "sites", "promote")
+SCALARS = ("atom", "stages", "transport", "roles", "raster", "fragments", "epilogue", "sites", "promote")
 
 
 @dataclass(frozen=True)
@@ -49,6 +49,7 @@ class AssignSchedule(ModulePass):
     block_k: int = 0
     warps_m: int = 0
     warps_n: int = 0
+    atom: str = ""
     stages: int = 0
     transport: str = ""
     roles: str = ""
