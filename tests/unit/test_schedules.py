@@ -1,0 +1,140 @@
+"""Schedules: what a target can run, and which one a product starts from."""
+
+import pytest
+
+from emmy.errors import EmmyError
+from emmy.ir import make_context, parse_module
+from emmy.passes.assign_schedule import AssignSchedule
+from emmy.schedules import (
+    CANDIDATES,
+    Schedule,
+    choose_schedule,
+    least_registers,
+    problem_on_target,
+    shared_bytes,
+)
+from emmy.targets import TARGETS, get_target
+
+H200, ADA = get_target("sm_90a"), get_target("sm_89")
+LARGE = Schedule((128, 256, 64), (2, 4), stages=3)
+
+
+def test_shared_memory_is_the_ring_overlaid_by_the_result_tile():
+    assert shared_bytes(LARGE) == 3 * (128 + 256) * 64 * 2 == 147456
+    one_stage = Schedule((128, 256, 32), (2, 4), stages=1)
+    assert shared_bytes(one_stage, result_bytes=2) == 128 * 256 * 2
+    assert shared_bytes(one_stage, result_bytes=4) == 128 * 256 * 4
+    assert shared_bytes(Schedule((128, 256, 32), (2, 4), stages=1, epilogue="direct"), 4) == (128 + 256) * 32 * 2
+
+
+def test_registers_of_a_warp_tile_of_64_by_64():
+    assert least_registers(LARGE) == 128 + 32 + 24
+    assert least_registers(LARGE, f16_sums=True) == 64 + 32 + 24
+
+
+@pytest.mark.parametrize(
+    ("schedule", "options", "sentence"),
+    [
+        (LARGE, {}, None),
+        (Schedule((256, 256, 64), (2, 4), stages=3), {"f16_sums": True}, None),
+        (Schedule((256, 256, 64), (4, 4), stages=3), {}, "at least 184 registers and can have 128"),
+        (
+            Schedule((256, 256, 64), (4, 4), stages=4),
+            {},
+            "262144 bytes of shared memory, and a CTA of sm_90a has 232448",
+        ),
+        (Schedule((128, 256, 64), (2, 2)), {}, "at least 328 registers and can have 255"),
+        (Schedule((128, 256, 64), (2, 2)), {"f16_sums": True}, None),
+        (Schedule((256, 256, 32), (8, 4)), {}, "at least 112 registers and can have 64"),
+        (
+            Schedule(transport="tma"),
+            {},
+            "transport = tma is not supported by this version; use auto or cp_async or plain",
+        ),
+        (Schedule(roles="specialized"), {}, "roles = specialized is not supported by this version; use unified"),
+    ],
+)
+def test_what_the_h200_can_run(schedule, options, sentence):
+    problem = problem_on_target(schedule, H200, **options)
+    assert problem is None if sentence is None else sentence in problem
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_every_candidate_runs_on_its_target(target):
+    for candidate in CANDIDATES[target]:
+        assert candidate.schedule.problem() is None
+        assert problem_on_target(candidate.schedule, TARGETS[target]) is None
+        # 64 x 64 elements a warp is what the register file holds with double-buffered fragments.
+        assert candidate.schedule.block[0] // candidate.schedule.warps[0] <= 64
+        assert candidate.schedule.block[1] // candidate.schedule.warps[1] <= 64
+    assert CANDIDATES[target][0].rate == 1.0
+
+
+@pytest.mark.parametrize(
+    ("m", "n", "batch", "block"),
+    [
+        (None, 4096, 1, (128, 256, 64)),  # `?` rows are many
+        (None, None, None, (128, 256, 64)),
+        (4096, 4096, 1, (128, 256, 64)),
+        (256, 256, 1, (64, 64, 64)),  # 16 CTAs rather than 2
+        (256, 256, 256, (128, 256, 64)),  # a batch makes up for it
+        (None, 64, 1, (128, 64, 64)),  # no column of the tile is wasted
+        (0, 64, 1, (128, 256, 64)),  # nothing to do: any
+    ],
+)
+def test_choice_by_waves(m, n, batch, block):
+    assert choose_schedule(H200, m, n, batch).block == block
+
+
+def test_an_f32_result_takes_a_tile_that_can_be_staged():
+    assert choose_schedule(ADA, None, 4096, result_bytes=2).block == (128, 256, 32)
+    assert choose_schedule(ADA, None, 4096, result_bytes=4).block == (128, 128, 32)
+
+
+def assign(pin, policy="f32", **options):
+    text = f"""func.func @f(%a: tensor<64x64xf16>) -> tensor<64x64xf16> {{
+      %y = tensor_op.matmul %a, %a accumulate<{policy}> {pin} : (tensor<64x64xf16>, tensor<64x64xf16>) -> tensor<64x64xf16>
+      func.return %y : tensor<64x64xf16>
+    }}"""
+    context = make_context()
+    module = parse_module(text, "t.mlir", context)
+    AssignSchedule(**options).apply(context, module)
+    return module.body.block.first_op.body.block.first_op.attributes["emmy.schedule"].data
+
+
+@pytest.mark.parametrize(
+    ("pin", "policy", "options", "sentence"),
+    [
+        ("{emmy.schedule = 3}", "f32", {}, "emmy.schedule is a #tile.schedule<..>, got 3 : i64"),
+        ("{emmy.schedule = #tile.schedule<atom = m64n256k16>}", "f32", {}, "there is no atom m64n256k16"),
+        ("{emmy.schedule = #tile.schedule<promote = 32>}", "f32", {}, "promote belongs to the hybrid policy"),
+        (
+            "{emmy.schedule = #tile.schedule<promote = 64>}",
+            "hybrid, max_k = 32",
+            {},
+            "promote = 64 is more than the policy's max_k = 32",
+        ),
+        ("", "f32", {"block_m": 100}, "block is three positive multiples of 16 (M, N, K), got [100, 64, 64]"),
+        ("", "f32", {"warps_n": 8}, "block[1] = 64 does not split over 8 warps in multiples of 16"),
+        ("", "f32", {"transport": "pigeon"}, "transport is one of auto, cp_async, plain, tma, got 'pigeon'"),
+        ("", "f32", {"stages": 16, "block_k": 256}, "a CTA of sm_90a has 232448; reduce block or stages"),
+    ],
+)
+def test_illegal_schedules_are_errors_at_the_product(pin, policy, options, sentence):
+    with pytest.raises(EmmyError) as caught:
+        assign(pin, policy, **options)
+    assert sentence in caught.value.message
+    assert (caught.value.location.line, caught.value.location.column) == (2, 7)
+
+
+def test_options_replace_single_fields():
+    schedule = assign("", block_m=32, warps_m=1, epilogue="direct", fragments=1, opt_level=0)
+    assert schedule.block == (32, 64, 64)
+    assert schedule.warps == (1, 2)
+    assert (schedule.epilogue, schedule.fragments, schedule.opt_level) == ("direct", 1, 0)
+    assert assign("", "hybrid, max_k = 32", promote=16).promote == 16
+
+
+def test_a_pin_wins_over_options():
+    pin = "{emmy.schedule = #tile.schedule<block = [16, 16, 16], warps = [1, 1]>}"
+    assert assign(pin, block_m=64).block == (16, 16, 16)
