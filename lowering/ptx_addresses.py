@@ -128,11 +128,11 @@ class SharedAddresses:
         step = layout.xor_step(known_column) if known_column else None
         base = self.lane_base(layout, b.add(lanes[0], row), b.add(lanes[1], column))
         immediate = field.start + known_row * layout.row_bytes + (step.add if step else 0)
+        register = b.xor(base, step.xor if step else 0)
         if isinstance(slot, int):
-            immediate += slot
-        else:
-            base = b.register(b.add(base, slot))
-        return SharedAddress(b.register(b.xor(base, step.xor if step else 0)), immediate)
+            return SharedAddress(b.register(register), immediate + slot)
+        # The slot is added last: it is uniform, and the sum then is an address of a uniform and a lane register.
+        return SharedAddress(b.register(b.add(register, slot)), immediate)
 
 
 def lane_expression(builder: Builder, lane: SSAValue, values: Integers) -> Number:
