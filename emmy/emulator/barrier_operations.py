@@ -57,7 +57,9 @@ def decode_fence(spelling: Spelling) -> Operation:
 # CTA barriers
 
 
-@instruction("bar.sync", "bar.arrive", "barrier.sync", "barrier.arrive", "bar.cta.sync", "barrier.cta.sync")
+@instruction(
+    *[f"{name}.{verb}" for name in ("bar", "barrier", "bar.cta", "barrier.cta") for verb in ("sync", "arrive")]
+)
 def decode_barrier(spelling: Spelling) -> Operation:
     """bar.sync id {, threads}: all warps named wait for each other; bar.arrive only announces itself."""
     wait = spelling.prefix.endswith("sync")

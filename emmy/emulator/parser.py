@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 import struct
 from dataclasses import dataclass
-from typing import NoReturn
+from typing import NamedTuple, NoReturn
 
 from emmy.emulator.datatypes import TYPES
 from emmy.emulator.faults import EmulatorError
@@ -46,8 +46,7 @@ SPECIAL_REGISTERS = frozenset(
 )
 
 
-@dataclass(frozen=True)
-class _Token:
+class _Token(NamedTuple):
     kind: str
     text: str
     line: int

@@ -286,6 +286,7 @@ FAULTS = {
         "bar.sync 0;\ncp.async.wait_group 1;",
         ("race", "poison", "uninit"),
     ),
+    "dropped commit in the prologue": ("cp.async.commit_group; // commit prologue 0", "", ("race", "poison", "uninit")),
     "dropped commit in the loop": ("cp.async.commit_group; // commit loop", "", ("race", "poison", "uninit")),
     "dropped warp barrier": ("bar.warp.sync 0xffffffff; // warp barrier 0", "", ("race",)),
     "dropped copy": ("@%p2 cp.async.cg.shared.global.L2::128B [%r33+0], [%rd10], 16; // copy a0", "", ("uninit",)),
@@ -319,6 +320,18 @@ def test_early_overwrite_of_a_slot(landing, order):
     text = gemm.text().replace("setp.eq.u32 %p3, %r9, 3;", "setp.eq.u32 %p3, %r9, 2;")
     with pytest.raises(EmulatorError, match=r"race|poison|uninit"):
         run(gemm, text, *SMALL_SHAPE, landing=landing, order=order)
+
+
+@pytest.mark.parametrize(("landing", "order"), MODES)
+def test_refill_before_the_barrier(landing, order):
+    """The barrier still orders the copies before the reads, but no longer the last reads before the refill."""
+    gemm = GemmText(32, 32, 32, 2, 2, 3)
+    text = gemm.text().replace("bar.sync 0; // barrier loop", "")
+    text = text.replace("cp.async.commit_group; // commit loop", "cp.async.commit_group; bar.sync 0;")
+    with pytest.raises(EmulatorError, match=r"race: overwrites .* still read by warp") as caught:
+        run(gemm, text, *SMALL_SHAPE, landing=landing, order=order)
+    assert "cp.async" in str(caught.value)
+    assert "ldmatrix" in str(caught.value)
 
 
 def test_speed_of_a_full_size_tile():
