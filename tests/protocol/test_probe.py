@@ -1,0 +1,95 @@
+"""Level 3 is no GEMM template: hand-written kernels pass verifier, placement, transport and interpreter unchanged."""
+
+from itertools import product
+
+import numpy as np
+import protocol_support as support
+import pytest
+
+from emmy.errors import EmmyError
+from emmy.interpreters.level3 import LANDINGS, ORDERS
+
+MODES = list(product(LANDINGS, ORDERS))
+SITES = ("eager", "first")
+
+
+def check(forms: support.Forms, inputs: list[np.ndarray], expected: np.ndarray, tolerance: float) -> None:
+    """All forms give one result, bit for bit, in all modes; it is the expected one."""
+    first = support.run(forms.canonical, inputs, "late", "fixed")
+    assert np.abs(first.astype(np.float64) - expected).max(initial=0) <= tolerance
+    for module in forms.all():
+        for seed, (landing, order) in enumerate(MODES):
+            result = support.run(module, inputs, landing, order, seed)
+            assert result.tobytes() == first.tobytes(), (landing, order)
+
+
+@pytest.mark.parametrize("sites", SITES)
+@pytest.mark.parametrize(("k_stages", "v_stages"), list(product((1, 2, 3), (1, 2, 3))))
+@pytest.mark.parametrize("kind", ["cp_async", "plain"])
+def test_attention(sites: str, k_stages: int, v_stages: int, kind: str) -> None:
+    """0, 1, 2, 3, 5 key blocks, with and without a masked one; masked only."""
+    forms = support.forms("flash_attention", (("k", k_stages), ("v", v_stages)), sites, kind)
+    for keys in (0, 16, 10, 32, 43, 80) if kind == "cp_async" else (0, 43):
+        inputs = support.attention_inputs(40, keys)
+        check(forms, inputs, support.attention(inputs), 2e-3)
+
+
+@pytest.mark.parametrize("sites", SITES)
+@pytest.mark.parametrize(("k_stages", "v_stages"), list(product((1, 2, 3), (1, 2, 3))))
+def test_lagged_attention(sites: str, k_stages: int, v_stages: int) -> None:
+    forms = support.forms("flash_attention_lag", (("k", k_stages), ("v", v_stages)), sites, "cp_async")
+    for keys in (16, 32, 80):
+        inputs = support.attention_inputs(32, keys)
+        check(forms, inputs, support.attention(inputs), 2e-3)
+
+
+@pytest.mark.parametrize("sites", SITES)
+@pytest.mark.parametrize(("q_stages", "k_stages", "v_stages"), [(1, 1, 1), (1, 2, 2), (2, 3, 1), (1, 1, 3), (2, 2, 3)])
+def test_persistent_attention(sites: str, q_stages: int, k_stages: int, v_stages: int) -> None:
+    stages = (("q", q_stages), ("k", k_stages), ("v", v_stages))
+    forms = support.forms("flash_attention_persistent", stages, sites, "cp_async")
+    for length in (16, 96):
+        inputs = support.attention_inputs(length, length)
+        check(forms, inputs, support.attention(inputs, causal=True), 2e-3)
+
+
+@pytest.mark.parametrize("kind", ["cp_async", "plain"])
+@pytest.mark.parametrize("sites", SITES)
+@pytest.mark.parametrize("stages", [1, 2, 3, 4])
+def test_gemm(stages: int, sites: str, kind: str) -> None:
+    forms = support.forms("gemm", (("ab", stages),), sites, kind)
+    for depth in (0, 16, 24, 32, 80):
+        inputs = support.gemm_inputs(40, 32, depth)
+        check(forms, inputs, support.gemm(inputs), 0)
+
+
+@pytest.mark.parametrize("stages", [1, 2, 4])
+@pytest.mark.parametrize("out_stages", [1, 2])
+@pytest.mark.parametrize("kind", ["cp_async", "plain"])
+def test_persistent_gemm(stages: int, out_stages: int, kind: str) -> None:
+    forms = support.forms("gemm_persistent", (("ab", stages), ("out", out_stages)), "eager", kind)
+    for rows, depth in ((0, 32), (32, 0), (32, 48), (150, 32)):
+        inputs = support.gemm_inputs(rows, 40, depth)
+        check(forms, inputs, support.gemm(inputs), 0)
+
+
+@pytest.mark.parametrize("name", ["gemm_two_waits", "gemm_deferred_release"])
+@pytest.mark.parametrize("sites", SITES)
+@pytest.mark.parametrize("stages", [2, 3, 4])
+def test_rewritten_consumers(name: str, sites: str, stages: int) -> None:
+    forms = support.forms(name, (("ab", stages),), sites, "cp_async")
+    for depth in (32, 64, 160):
+        inputs = support.gemm_inputs(32, 32, depth)
+        check(forms, inputs, support.gemm(inputs), 0)
+
+
+@pytest.mark.parametrize("name", ["gemm_two_waits", "gemm_deferred_release"])
+def test_too_few_stages(name: str) -> None:
+    """Two slots are held at once: one stage cannot do, and every pass that sees it says so."""
+    module = support.parse(name, {"ab": 1})
+    with pytest.raises(EmmyError, match=r"pipeline @ab has 1 stage\(s\) and every slot is held here"):
+        support.VerifyPipelines().apply(support.CONTEXT, module)
+    with pytest.raises(EmmyError, match=r"pipeline @ab has 1 stage\(s\) and every slot is held here"):
+        support.PlaceRoles().apply(support.CONTEXT, module)
+    with pytest.raises(EmmyError, match=r"deadlock: .*acquire @ab: ticket 0 in its slot is given back by 0 of 2 warps"):
+        support.run(module, support.gemm_inputs(32, 32, 64), "late", "fixed")
