@@ -6,7 +6,7 @@ so are the schedules that each target starts from.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 
 from emmy.targets import Target
 
@@ -99,14 +99,31 @@ ADDRESS_REGISTERS = 24
 """Registers that a product's main loop needs beside accumulators and fragments: addresses, counters (measured: 20-30)."""
 
 
-def shared_bytes(schedule: Schedule, result_bytes: int = 2, operand_bytes: int = 2) -> int:
-    """Bytes of shared memory of a product: the operand ring, which the staged result tile overlays once it is drained.
+SHARED_ALIGNMENT = 1024
+"""Bytes at a multiple of which each ring begins in shared memory (`allocate-shared`; the 128-byte swizzle wants it)."""
 
-    `result_bytes`, `operand_bytes`: of one element.
+
+@dataclass(frozen=True)
+class Epilogue:
+    """What a product's kernel does with its sums, as far as shared memory goes.
+
+    result_bytes: of one element of the widest result, which is staged over the drained operand ring.
+    tensors: of each tensor that it reads beside the product's operands, whether its tile spans rows and columns, and the
+    bytes of one element; each tile has a place of its own, so that it can arrive during the main loop.
     """
+
+    result_bytes: int = 2
+    tensors: tuple[tuple[bool, bool, int], ...] = ()
+
+
+def shared_bytes(schedule: Schedule, epilogue: Epilogue = Epilogue(), operand_bytes: int = 2) -> int:
+    """Bytes of shared memory of a product whose operands have `operand_bytes` an element."""
     rows, columns, depth = schedule.block
-    ring = schedule.stages * (rows + columns) * depth * operand_bytes
-    return max(ring, rows * columns * result_bytes if schedule.epilogue == "shared" else 0)
+    end = schedule.stages * (rows + columns) * depth * operand_bytes
+    for spans_rows, spans_columns, element in epilogue.tensors:
+        start = -(-end // SHARED_ALIGNMENT) * SHARED_ALIGNMENT
+        end = start + (rows if spans_rows else 1) * (columns if spans_columns else 1) * element
+    return max(end, rows * columns * epilogue.result_bytes if schedule.epilogue == "shared" else 0)
 
 
 def least_registers(schedule: Schedule, f16_sums: bool = False) -> int:
@@ -116,16 +133,18 @@ def least_registers(schedule: Schedule, f16_sums: bool = False) -> int:
     return accumulators + (rows + columns) * 16 // 64 + ADDRESS_REGISTERS
 
 
-def problem_on_target(schedule: Schedule, target: Target, result_bytes: int = 2, f16_sums: bool = False) -> str | None:
+def problem_on_target(
+    schedule: Schedule, target: Target, epilogue: Epilogue = Epilogue(), f16_sums: bool = False
+) -> str | None:
     """One sentence about why a target cannot run a product of 16-bit operands with this schedule, or None.
 
-    `result_bytes`: of one element of the result. `f16_sums`: whether accumulators are f16.
+    `f16_sums`: whether accumulators are f16.
     """
     for name, word in LATER.items():
         if getattr(schedule, name) == word:
             others = [w for w in CHOICES[name] if w != word]
             return f"{name} = {word} is not supported by this version; use {' or '.join(others)}"
-    needed, limit = shared_bytes(schedule, result_bytes), target.shared_bytes_per_block
+    needed, limit = shared_bytes(schedule, epilogue), target.shared_bytes_per_block
     if needed > limit:
         return (
             f"it needs {needed} bytes of shared memory, and a CTA of {target.name} has {limit}; reduce block or stages"
@@ -189,11 +208,12 @@ UNKNOWN_SIZE = 65536
 
 
 def choose_schedule(
-    target: Target, m: int | None, n: int | None, batch: int | None = 1, result_bytes: int = 2
+    target: Target, m: int | None, n: int | None, batch: int | None = 1, epilogue: Epilogue = Epilogue()
 ) -> Schedule:
     """The candidate whose waves over the target's SMs take least time: waves x elements of a tile / rate.
 
     `m`, `n`: rows and columns of the result; `batch`: number of products; None for what is known at run time only.
+    Where the epilogue leaves no room for any candidate, the smallest tile is given, with as many stages as fit (at least 1).
     """
     rows, columns = (UNKNOWN_SIZE if size is None else size for size in (m, n))
 
@@ -202,5 +222,12 @@ def choose_schedule(
         tiles = -(-rows // block_m) * -(-columns // block_n) * (1 if batch is None else batch)
         return -(-tiles // target.sms) * block_m * block_n / candidate.rate
 
-    legal = [c for c in CANDIDATES[target.name] if not problem_on_target(c.schedule, target, result_bytes)]
-    return min(legal, key=time).schedule
+    def fits(schedule: Schedule) -> bool:
+        return problem_on_target(schedule, target, epilogue) is None
+
+    legal = [candidate for candidate in CANDIDATES[target.name] if fits(candidate.schedule)]
+    if legal:
+        return min(legal, key=time).schedule
+    smallest = CANDIDATES[target.name][-1].schedule
+    fewer = [replace(smallest, stages=stages) for stages in range(smallest.stages, 0, -1)]
+    return next((schedule for schedule in fewer if fits(schedule)), fewer[-1])

@@ -2,7 +2,7 @@
 
 Accepts: functions of one block that hold `tensor_op.matmul` (each with its `emmy.schedule`), `map`, `cast` and
 `func.return`, over f16, bf16 and f32 tensors; `?` dimensions, transposes and leading batch dimensions are fine.
-Guarantees: no tensor_op op is left; for each group of `emmy.lowering.fusion` there are one `tile.kernel` after the function
+Guarantees: no tensor_op op is left; for each group of `emmy.passes.fusion` there are one `tile.kernel` after the function
 and, in the function, the `tile.alloc` of its results and its `tile.launch`. Results are the same numbers: every `map` is
 computed in f32 and rounded to its own type, as level 1 says, even where a chain stays in registers. Ops that nothing reads
 are dropped. A product of bf16 that cannot follow the module's policy is summed in f32; its kernel says so (`emmy.remark`).
@@ -55,7 +55,6 @@ from emmy.dialects.tensor_op import (
     AccumulateAttr,
     MapOp,
     MatmulOp,
-    TensorOp,
     accumulation_policy,
     contraction,
     module_policy,
@@ -80,11 +79,10 @@ from emmy.dialects.tile import (
 from emmy.dialects.tile import MapOp as TileMapOp
 from emmy.errors import EmmyError
 from emmy.locations import location_of
-from emmy.lowering.fusion import Group, group_ops
 from emmy.passes.emitter import Emitter
+from emmy.passes.fusion import LEVEL1_OPS, Group, group_ops, live_ops
 from emmy.schedules import ELEMENTWISE_BLOCK
 
-LEVEL1_OPS = tuple(TensorOp.operations)
 MAX_SIZE = 2**31 - 1
 
 
@@ -120,19 +118,16 @@ def _level1_ops(function: func.FuncOp) -> list[Operation]:
     """The tensor_op ops of a function in order, after dropping those that nothing reads; other ops are errors."""
     if len(function.body.blocks) != 1:
         raise EmmyError("a function of tensor_op ops has one block", location_of(function))
-    ops: list[Operation] = []
+    ops = live_ops(function.body.block)
     for op in reversed(list(function.body.block.ops)):
-        if isinstance(op, func.ReturnOp):
-            continue
-        if not isinstance(op, LEVEL1_OPS):
-            message = f"a function of tensor_op ops holds only them and func.return; got '{op.name}'"
-            raise EmmyError(message, location_of(op))
-        if not any(r.uses for r in op.results):
+        if op in ops:
+            _check_types(op)
+        elif isinstance(op, LEVEL1_OPS):
             op.detach()
             op.erase()
-            continue
-        _check_types(op)
-        ops.insert(0, op)
+        elif not isinstance(op, func.ReturnOp):
+            message = f"a function of tensor_op ops holds only them and func.return; got '{op.name}'"
+            raise EmmyError(message, location_of(op))
     return ops
 
 

@@ -18,7 +18,8 @@ from typing import Any
 
 from xdsl.context import Context
 from xdsl.dialects.builtin import Float32Type, ModuleOp
-from xdsl.ir import Attribute
+from xdsl.dialects.func import FuncOp
+from xdsl.ir import Operation, SSAValue
 from xdsl.passes import ModulePass
 
 from emmy.atoms import get_atom
@@ -27,7 +28,8 @@ from emmy.dialects.tensor_op import AccumulateAttr, MatmulOp, accumulation_polic
 from emmy.dialects.tile import ScheduleAttr
 from emmy.errors import EmmyError
 from emmy.locations import location_of
-from emmy.schedules import Schedule, choose_schedule, problem_on_target
+from emmy.passes.fusion import Group, group_ops, live_ops
+from emmy.schedules import Epilogue, Schedule, choose_schedule, problem_on_target
 from emmy.targets import Target, get_target
 
 GRIDS = {"block": ("block_m", "block_n", "block_k"), "warps": ("warps_m", "warps_n")}
@@ -62,25 +64,30 @@ class AssignSchedule(ModulePass):
 
     def apply(self, ctx: Context, op: ModuleOp) -> None:
         target = get_target(self.target)
+        epilogues: dict[Operation, Epilogue] = {}
+        for function in op.walk():
+            if isinstance(function, FuncOp):
+                for block in function.body.blocks:
+                    epilogues |= {g.matmul: _epilogue(g, g.matmul) for g in group_ops(live_ops(block)) if g.matmul}
         for matmul in op.walk():
             if isinstance(matmul, MatmulOp):
-                self.assign(matmul, target)
+                self.assign(matmul, epilogues.get(matmul, Epilogue()), target)
 
-    def assign(self, matmul: MatmulOp, target: Target) -> None:
+    def assign(self, matmul: MatmulOp, epilogue: Epilogue, target: Target) -> None:
         """Give one product a schedule unless it has one; check it either way."""
-        policy, result_bytes = accumulation_policy(matmul), _bytes(tensor_type(matmul.result).element_type)
+        policy = accumulation_policy(matmul)
         pinned = matmul.attributes.get("emmy.schedule")
         if pinned is None:
             *batch, m, n = tensor_type(matmul.result).get_shape()
             sizes = _static((m,)), _static((n,)), _static(batch)
-            schedule = self.override(choose_schedule(target, *sizes, result_bytes=result_bytes))
+            schedule = self.override(choose_schedule(target, *sizes, epilogue))
         elif isinstance(pinned, ScheduleAttr):
             schedule = pinned.data
         else:
             raise EmmyError(f"emmy.schedule is a #tile.schedule<..>, got {pinned}", location_of(matmul))
         problem = (
             schedule.problem()
-            or problem_on_target(schedule, target, result_bytes, policy.policy.data == "f16")
+            or problem_on_target(schedule, target, epilogue, policy.policy.data == "f16")
             or _problem_with_atom(schedule, matmul, policy, target)
         )
         if problem:
@@ -117,5 +124,20 @@ def _static(sizes: Sequence[int]) -> int | None:
     return None if DYNAMIC in sizes else prod(sizes)
 
 
-def _bytes(element: Attribute) -> int:
-    return 4 if isinstance(element, Float32Type) else 2
+def _epilogue(group: Group, matmul: MatmulOp) -> Epilogue:
+    """What the kernel of a group keeps in shared memory beside the operand ring."""
+    read = [v for v in dict.fromkeys(v for op in group.elementwise for v in op.operands) if v in group.inputs()]
+    return Epilogue(
+        max(_bytes(value) for value in group.outputs()),
+        tuple((*_spans(tensor_type(v).get_shape(), group.shape), _bytes(v)) for v in read),
+    )
+
+
+def _spans(shape: Sequence[int], grid: Sequence[int]) -> tuple[bool, bool]:
+    """Whether the tile of a tensor that broadcasts to `grid` has its rows and its columns."""
+    padded = [1] * (len(grid) - len(shape)) + list(shape)
+    return padded[-2] == grid[-2], padded[-1] == grid[-1]
+
+
+def _bytes(value: SSAValue) -> int:
+    return 4 if isinstance(tensor_type(value).element_type, Float32Type) else 2

@@ -7,6 +7,7 @@ from emmy.ir import make_context, parse_module
 from emmy.passes.assign_schedule import AssignSchedule
 from emmy.schedules import (
     CANDIDATES,
+    Epilogue,
     Schedule,
     choose_schedule,
     least_registers,
@@ -22,9 +23,18 @@ LARGE = Schedule((128, 256, 64), (2, 4), stages=3)
 def test_shared_memory_is_the_ring_overlaid_by_the_result_tile():
     assert shared_bytes(LARGE) == 3 * (128 + 256) * 64 * 2 == 147456
     one_stage = Schedule((128, 256, 32), (2, 4), stages=1)
-    assert shared_bytes(one_stage, result_bytes=2) == 128 * 256 * 2
-    assert shared_bytes(one_stage, result_bytes=4) == 128 * 256 * 4
-    assert shared_bytes(Schedule((128, 256, 32), (2, 4), stages=1, epilogue="direct"), 4) == (128 + 256) * 32 * 2
+    assert shared_bytes(one_stage, epilogue=Epilogue(2)) == 128 * 256 * 2
+    assert shared_bytes(one_stage, epilogue=Epilogue(4)) == 128 * 256 * 4
+    assert (
+        shared_bytes(Schedule((128, 256, 32), (2, 4), stages=1, epilogue="direct"), Epilogue(4)) == (128 + 256) * 32 * 2
+    )
+
+
+def test_shared_memory_of_an_epilogue():
+    """A residual tile and a bias row lie behind the ring, each at a multiple of 1024 bytes (`allocate-shared`)."""
+    residual, bias = (True, True, 2), (False, True, 2)
+    assert shared_bytes(LARGE, Epilogue(2, (residual, bias))) == 147456 + 128 * 256 * 2 + 256 * 2 == 213504
+    assert shared_bytes(LARGE, Epilogue(2, (bias, residual))) == 147456 + 1024 + 128 * 256 * 2
 
 
 def test_registers_of_a_warp_tile_of_64_by_64():
@@ -87,8 +97,17 @@ def test_choice_by_waves(m, n, batch, block):
 
 
 def test_an_f32_result_takes_a_tile_that_can_be_staged():
-    assert choose_schedule(ADA, None, 4096, result_bytes=2).block == (128, 256, 32)
-    assert choose_schedule(ADA, None, 4096, result_bytes=4).block == (128, 128, 32)
+    assert choose_schedule(ADA, None, 4096, epilogue=Epilogue(2)).block == (128, 256, 32)
+    assert choose_schedule(ADA, None, 4096, epilogue=Epilogue(4)).block == (128, 128, 32)
+
+
+def test_an_epilogue_that_leaves_little_room_takes_fewer_stages():
+    many = Epilogue(2, ((True, True, 4),) * 5)
+    schedule = choose_schedule(ADA, None, 4096, epilogue=many)
+    assert (schedule.block, schedule.stages) == ((64, 64, 64), 1)
+    assert problem_on_target(schedule, ADA, many) is None
+    too_many = Epilogue(2, ((True, True, 4),) * 10)
+    assert "reduce block or stages" in problem_on_target(choose_schedule(ADA, 64, 64, 1, too_many), ADA, too_many)
 
 
 def assign(pin, policy="f32", **options):

@@ -50,6 +50,17 @@ func.func @wide_result(%x: tensor<?x512xf16>, %w: tensor<4096x512xf16>) -> tenso
   func.return %y : tensor<?x4096xf32>
 }
 
+// The residual tile has its own place in shared memory, so that it can arrive during the main loop: 64 KB beside the ring.
+// CHECK-LABEL:  func.func @residual
+// CHECK:          block = [128, 256, 64]
+// SMALL-LABEL:  func.func @residual
+// SMALL:          block = [128, 128, 32], warps = [2, 2], transport
+func.func @residual(%x: tensor<?x512xf16>, %w: tensor<4096x512xf16>, %r: tensor<?x4096xf16>) -> tensor<?x4096xf16> {
+  %y = tensor_op.matmul %x, %w transpose_b : (tensor<?x512xf16>, tensor<4096x512xf16>) -> tensor<?x4096xf16>
+  %z = tensor_op.map add %y, %r : (tensor<?x4096xf16>, tensor<?x4096xf16>) -> tensor<?x4096xf16>
+  func.return %z : tensor<?x4096xf16>
+}
+
 // What stands in the text stays.
 // CHECK-LABEL:  func.func @pinned
 // CHECK:          {emmy.schedule = #tile.schedule<block = [64, 32, 32], warps = [2, 1], stages = 2>}

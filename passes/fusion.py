@@ -10,11 +10,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from xdsl.ir import Operation, SSAValue
+from xdsl.ir import Block, Operation, SSAValue
 
-from emmy.dialects.tensor_op import CastOp, MapOp, MatmulOp, tensor_type
+from emmy.dialects.tensor_op import CastOp, MapOp, MatmulOp, TensorOp, tensor_type
 
 Elementwise = MapOp | CastOp
+LEVEL1_OPS = tuple(TensorOp.operations)
 
 
 @dataclass(eq=False)
@@ -46,6 +47,16 @@ class Group:
         """Values of the group that something outside it reads."""
         ops = set(self.ops)
         return [r for op in self.ops for r in op.results if any(use.operation not in ops for use in r.uses)]
+
+
+def live_ops(block: Block) -> list[Operation]:
+    """The tensor_op ops of a block, in order, without those that no other op ever reads."""
+    live: dict[Operation, None] = {}
+    for op in reversed(list(block.ops)):
+        readers = [use.operation for r in op.results for use in r.uses]
+        if isinstance(op, LEVEL1_OPS) and any(r in live or not isinstance(r, LEVEL1_OPS) for r in readers):
+            live[op] = None
+    return list(reversed(live))
 
 
 def group_ops(ops: Sequence[Operation]) -> list[Group]:
