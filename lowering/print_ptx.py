@@ -150,8 +150,6 @@ class KernelPrinter:
                 name = self.names.get(op.result)
                 if name is not None:
                     self.out.append(f"\t{MOVES[op.result.type]} {name}, {literal(op.value)};")
-            elif not isinstance(op, YieldOp):
-                raise EmmyError(f"'{op.name}' is no op of level 4", location_of(op))
 
     def instruction(self, op: Instruction) -> None:
         """One line; with a predicate, before it what its results are where the predicate is false."""

@@ -20,7 +20,9 @@ from xdsl.dialects.builtin import f32, i1, i16, i32, i64
 from xdsl.dialects.scf import ForOp, IfOp, YieldOp
 from xdsl.ir import Attribute, Block, SSAValue
 
-from emmy.dialects.ptx import ConstantOp, Instruction
+from emmy.dialects.ptx import CommentOp, ConstantOp, Instruction
+from emmy.errors import EmmyError
+from emmy.locations import location_of
 
 PREFIXES: dict[Attribute, str] = {i1: "%p", i16: "%h", i32: "%r", i64: "%rd", f32: "%f"}
 """Register name prefix of each type."""
@@ -68,7 +70,7 @@ class Liveness:
         return self.next * STEP
 
     def block(self, block: Block) -> int:
-        """Walk a block. Gives the base position of its last op."""
+        """Walk a block. Gives the base position of its last op. Raises `EmmyError` at an op that is not of level 4."""
         position = self.next * STEP
         for op in block.ops:
             position = self.number()
@@ -78,9 +80,11 @@ class Liveness:
                 self.loop(op, position)
             elif isinstance(op, IfOp):
                 self.branch(op, position)
-            else:
+            elif isinstance(op, ConstantOp | CommentOp | YieldOp):
                 self.use(op.operands, position + READ)
                 self.define(op.results, position + WRITE)
+            else:
+                raise EmmyError(f"'{op.name}' is no op of level 4", location_of(op))
         return position
 
     def instruction(self, op: Instruction, position: int) -> None:
