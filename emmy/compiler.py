@@ -429,7 +429,10 @@ def compile(
     )
     dumper = _Dumper(Path(dump_ir)) if dump_ir is not None else None
     try:
-        module = CompiledModule(text, file, options, lower(text, file, options, observe=dumper))
+        lowered = lower(text, file, options, observe=dumper)
+        if not _kernel_names(lowered.module):
+            raise EmmyError("the module has nothing to compile: no kernel, and no function of tensor_op ops")
+        module = CompiledModule(text, file, options, lowered)
         if dumper is not None:
             dumper.write("kernels.ptx", module.ptx)
         return module

@@ -9,10 +9,9 @@ from pathlib import Path
 
 import numpy as np
 
-from emmy.artefact import Array, run_on_emulator
+from emmy.artefact import DTYPES, Array, run_on_emulator
 from emmy.compiler import CompiledModule, compile
-from emmy.errors import EmmyError
-from emmy.ir import parse_module
+from emmy.ir import as_emmy_error, parse_module
 from emmy.pipelines import level_of
 from emmy.tools.compare import compare, error_terms, is_exact_on_integers
 from emmy.tools.compile_command import add_compile_options
@@ -120,6 +119,7 @@ class Judge:
 
     def __init__(self, module: CompiledModule, entry: str, arrays: Sequence[Array], kind: str, first: Stage):
         self.arrays = arrays
+        self.dtype = DTYPES[module.portable_artefact.entry(entry)["results"][0]["dtype"]]
         source = parse_module(module.ir("input"), module.file)
         self.exact, self.roundings, self.terms = kind == "integers", 1, [("f32", 1 << 16)]
         if level_of(source) != "tensor_op":
@@ -133,18 +133,17 @@ class Judge:
 
     def bound_text(self) -> str:
         """The bound of the first result, for a heading."""
-        reference = self.reference[0]
-        rounded = reference.astype(np.float16) if reference.dtype == np.float64 else reference
-        return f"{compare(rounded, reference.astype(np.float64), self.roundings, self.terms).bound:.1e}"
+        reference = self.reference[0].astype(np.float64)
+        return f"{compare(reference.astype(self.dtype), reference, self.roundings, self.terms).bound:.1e}"
 
     def visit(self, stage: Stage) -> None:
         """Run the stage on these inputs and add its verdict."""
         try:
             results = stage.run(self.arrays)
-        except EmmyError as error:
+        except Exception as error:
             stage.ok = False
             stage.verdicts.append("error")
-            print(f"{stage.name}: {error}")
+            print(as_emmy_error(error, f"running {stage.name}"))
             return
         verdicts = [self.verdict(*pair) for pair in zip(results, self.reference, strict=True)]
         stage.ok = stage.ok and all(ok for ok, _ in verdicts)

@@ -135,11 +135,11 @@ def level4_loop(module: CompiledModule) -> str:
     return inspect.cleandoc("\n" + "\n".join(text[start : end + 1]))
 
 
-def excerpt(text: str, count: int) -> str:
-    """The first `count` lines, and how many follow."""
-    lines = text.splitlines()
+def excerpt(text: str, count: int, width: int = 160) -> str:
+    """The first `count` lines, long ones cut, and how many follow."""
+    lines = [line if len(line) <= width else line[:width] + " ..." for line in text.splitlines()]
     rest = len(lines) - count
-    return text if rest <= 0 else "\n".join([*lines[:count], f"  // ... {rest} more lines"])
+    return "\n".join(lines if rest <= 0 else [*lines[:count], f"  // ... {rest} more lines"])
 
 
 def instruction_table(module: CompiledModule) -> str:
@@ -154,9 +154,9 @@ def main_loop(ptx: str) -> str:
     """The lines of the innermost loop that holds the products, from its label to its branch."""
     lines = ptx.splitlines()
     loops: list[tuple[int, int]] = []
-    labels = {line.strip().rstrip(":"): i for i, line in enumerate(lines) if re.fullmatch(r"\s*\$\w+:", line)}
+    labels = {line.strip().rstrip(":"): i for i, line in enumerate(lines) if re.fullmatch(r"\s*[$\w]+:", line)}
     for i, line in enumerate(lines):
-        match = re.search(r"\bbra(?:\.uni)?\s+(\$\w+);", line)
+        match = re.search(r"\bbra(?:\.uni)?\s+([$\w]+);", line)
         if match and labels.get(match[1], i) < i and any("mma.sync" in inner for inner in lines[labels[match[1]] : i]):
             loops.append((labels[match[1]], i))
     start, end = min(loops, key=lambda loop: loop[1] - loop[0])
