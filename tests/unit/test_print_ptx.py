@@ -250,7 +250,7 @@ def test_the_head_of_the_text():
 def test_errors_are_sentences():
     with pytest.raises(EmmyError, match=r"there is no ptx\.kernel to print"):
         print_ptx(parse_module("builtin.module {}", "test"), "sm_90a")
-    with pytest.raises(EmmyError, match="'arith.constant' is no op of level 4"):
+    with pytest.raises(EmmyError, match=r"'arith\.constant' is no op of level 4"):
         ptx_of(kernel("%x = arith.constant 1 : index\n"))
     with pytest.raises(EmmyError, match="unknown target"):
         ptx_of(kernel(""), "sm_1")
