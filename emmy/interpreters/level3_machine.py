@@ -390,13 +390,15 @@ class EventMachine(Machine):
         return cells.data[elements].reshape(shape).copy()
 
     def fragment_store(self, warp: Warp, value: Array, slot: Slot, name: str, at: Sequence[int]) -> None:
-        """A fragment into an outbound slot."""
+        """A fragment into an outbound slot; of the two halves of a lone warp, the first one stores."""
+        self.steps += 1
+        if warp.share != warp.index:
+            return
         cells, elements, place = self.fragment_place(warp, slot, name, at, (value.shape[0], value.shape[1]))
         self.check_write(warp, slot, cells, place)
         cells.data[elements] = value
         cells.ticket[place] = slot.ticket
         cells.done[place] = warp.barriers
-        self.steps += 1
 
     def store(self, warp: Warp, slot: Slot, name: str, view: Array, at: Sequence[int]) -> None:
         """This warp's share of a field goes to the view."""

@@ -86,7 +86,8 @@ class Cells:
         self.reads = np.full((warps, *cells), -1, np.int32)
 
     def place(self, stage: int, at: Sequence[int], box: Sequence[int]) -> tuple[Place, Place] | None:
-        """(elements, cells) of a box at an offset in a stage; None if it leaves the field."""
+        """(elements, cells) of a box at an offset in a stage; None if it leaves the field. A row fits a field of rank 1."""
+        box = box[-len(self.shape) :]
         sizes = [1] * (len(self.shape) - len(box)) + list(box)
         if any(a < 0 or a + b > s for a, b, s in zip(at, sizes, self.shape, strict=True)):
             return None
