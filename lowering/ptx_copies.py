@@ -8,13 +8,15 @@ with the swizzle shared ones have no bank conflicts. Each thread has one first c
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from xdsl.ir import SSAValue
+from xdsl.dialects import scf
+from xdsl.dialects.builtin import i32
+from xdsl.ir import Block, SSAValue
 
 from emmy.layout.shared import SWIZZLE_PERIOD_ROWS, SharedLayout
-from emmy.lowering.ptx_addresses import BoxAddresses, SharedAddresses, SharedField, View, inside, room
+from emmy.lowering.ptx_addresses import BoxAddresses, SharedAddress, SharedAddresses, SharedField, View, inside, room
 from emmy.lowering.ptx_builder import Builder, Condition, Number
 
 LOADS: dict[int, str] = {2: "b16", 4: "b32", 8: "v2_b32", 16: "v4_b32"}
@@ -23,8 +25,11 @@ LOADS: dict[int, str] = {2: "b16", 4: "b32", 8: "v2_b32", 16: "v4_b32"}
 BATCH = 8
 """Plain loads in flight before the first of their stores: enough to overlap latencies, 32 registers at most."""
 
-HOISTED_SIZES = 4
-"""Source sizes of up to so many copies are kept in registers; more are computed where they are used."""
+UNROLLED = 2 * BATCH
+"""Plain copies of more passes than this are loops."""
+
+HOISTED = 4
+"""The row checks of up to so many copies are kept in registers or predicates; more are made where they are used."""
 
 
 @dataclass(frozen=True)
@@ -84,7 +89,7 @@ class Copies:
         name = f"cp_async_{'cg' if chunk_bytes == 16 else 'ca'}_{chunk_bytes}"
         for step in box.map.passes:
             to, from_ = box.shared_address(step), box.addresses.address(step.row, step.column)
-            size = box.source_bytes(step)
+            size = self.builder.select(box.in_bounds(step), chunk_bytes, 0, box.here)
             operands = [to.register, from_.register]
             if size != chunk_bytes:
                 operands.append(self.builder.register(size))
@@ -98,14 +103,18 @@ class Copies:
         self, view: View, indices: Sequence[Number], field: SharedField, slot: Number, chunk_bytes: int
     ) -> None:
         """Global to shared through registers; elements beyond the view's bounds become zeros."""
-        box = Box(self, view, indices, field, slot, chunk_bytes)
-        for batch in _batches(box.map.passes):
-            loaded = [self._load(box, step) for step in batch]
-            for step, values in zip(batch, loaded, strict=True):
-                to, guard = box.shared_address(step), box.taking_part(step)
-                guards = [] if guard is True else [self.builder.predicate(guard)]
-                operands = [to.register, *values, *guards]
-                self.builder.emit(f"st_shared_{LOADS[chunk_bytes]}", operands, (to.immediate,))
+
+        def copy(first_row: Number, passes: Sequence[Pass]) -> None:
+            box = Box(self, view, indices, field, slot, chunk_bytes, first_row)
+            for batch in _batches(passes):
+                loaded = [self._load(box, step) for step in batch]
+                for step, values in zip(batch, loaded, strict=True):
+                    to, guard = box.shared_address(step), box.taking_part(step)
+                    guards = [] if guard is True else [self.builder.predicate(guard)]
+                    operands = [to.register, *values, *guards]
+                    self.builder.emit(f"st_shared_{LOADS[chunk_bytes]}", operands, (to.immediate,))
+
+        self._over_rows(field.layout, chunk_bytes, copy)
 
     def _load(self, box: Box, step: Pass) -> Sequence[SSAValue]:
         from_ = box.addresses.address(step.row, step.column)
@@ -125,19 +134,42 @@ class Copies:
         self, view: View, indices: Sequence[Number], field: SharedField, slot: Number, chunk_bytes: int
     ) -> None:
         """Shared to global through registers; elements beyond the view's bounds are not stored."""
-        box = Box(self, view, indices, field, slot, chunk_bytes)
-        for batch in _batches(box.map.passes):
-            loaded: list[Sequence[SSAValue]] = []
-            for step in batch:
-                from_ = box.shared_address(step)
-                name = f"ld_shared_{LOADS[chunk_bytes]}"
-                loaded.append(self._guarded_load(name, from_.register, from_.immediate, box.taking_part(step)))
-            for step, values in zip(batch, loaded, strict=True):
-                to = box.addresses.address(step.row, step.column)
-                condition = self.builder.both(box.taking_part(step), box.in_bounds(step))
-                guards = [] if condition is True else [self.builder.predicate(condition)]
-                operands = [to.register, *values, *guards]
-                self.builder.emit(f"st_global_{LOADS[chunk_bytes]}", operands, (to.immediate,))
+
+        def copy(first_row: Number, passes: Sequence[Pass]) -> None:
+            box = Box(self, view, indices, field, slot, chunk_bytes, first_row)
+            for batch in _batches(passes):
+                loaded: list[Sequence[SSAValue]] = []
+                for step in batch:
+                    from_ = box.shared_address(step)
+                    name = f"ld_shared_{LOADS[chunk_bytes]}"
+                    loaded.append(self._guarded_load(name, from_.register, from_.immediate, box.taking_part(step)))
+                for step, values in zip(batch, loaded, strict=True):
+                    to = box.addresses.address(step.row, step.column)
+                    condition = self.builder.both(box.taking_part(step), box.in_bounds(step))
+                    guards = [] if condition is True else [self.builder.predicate(condition)]
+                    operands = [to.register, *values, *guards]
+                    self.builder.emit(f"st_global_{LOADS[chunk_bytes]}", operands, (to.immediate,))
+
+        self._over_rows(field.layout, chunk_bytes, copy)
+
+    def _over_rows(
+        self, layout: SharedLayout, chunk_bytes: int, copy: Callable[[Number, Sequence[Pass]], None]
+    ) -> None:
+        """Copy all passes in line if they are few, else in a loop over groups of rows, which saves registers and text."""
+        b, passes = self.builder, map_threads(self.builder, layout, chunk_bytes, self.threads, self.tid).passes
+        rows = sorted({step.row for step in passes})
+        each = max(-(-BATCH * len(rows) // len(passes)), 1)
+        group = next((rows[n] for n in range(each, len(rows)) if rows[n] % SWIZZLE_PERIOD_ROWS == 0), layout.rows)
+        if len(passes) <= UNROLLED or layout.rows % group or any(step.partial is not None for step in passes):
+            copy(0, passes)
+            return
+        body = Block(arg_types=[i32])
+        b.enter(body)
+        b.multiples[body.args[0]] = group & -group
+        copy(body.args[0], [step for step in passes if step.row < group])
+        b.add_op(scf.YieldOp())
+        b.leave()
+        b.add_op(scf.ForOp(b.constant(0), b.constant(layout.rows), b.constant(group), (), body))
 
 
 def _batches(passes: Sequence[Pass]) -> Iterator[Sequence[Pass]]:
@@ -149,24 +181,33 @@ class Box:
     """One copy of a box: this thread's addresses and conditions for every pass."""
 
     def __init__(
-        self, copies: Copies, view: View, indices: Sequence[Number], field: SharedField, slot: Number, chunk_bytes: int
+        self,
+        copies: Copies,
+        view: View,
+        indices: Sequence[Number],
+        field: SharedField,
+        slot: Number,
+        chunk_bytes: int,
+        first_row: Number = 0,
     ):
+        """first_row: of the tile, a multiple of the swizzle's period; passes count from there."""
         builder = copies.builder
+        self.first_row = first_row
         self.builder, self.shared = builder, copies.shared
         self.field, self.slot, self.chunk_bytes = field, slot, chunk_bytes
         self.map = map_threads(builder, field.layout, chunk_bytes, copies.threads, copies.tid)
-        thread = (self.map.row, self.map.column)
+        thread = (builder.add(self.map.row, first_row), self.map.column)
         self.addresses = BoxAddresses(builder, view, indices, thread)
         rows, columns = field.layout.rows, field.layout.cols
         flat = view.rank == 1
-        self.rows_left = None if flat else room(builder, view.sizes[-2], rows, indices[-2], self.map.row)
+        self.rows_left = None if flat else room(builder, view.sizes[-2], rows, indices[-2], *thread[:1])
         self.columns_left = room(builder, view.sizes[-1], columns, indices[-1], self.map.column)
-        self.here = len(self.map.passes) > HOISTED_SIZES
+        self.here = len(self.map.passes) > HOISTED
 
-    def shared_address(self, step: Pass):
+    def shared_address(self, step: Pass) -> SharedAddress:
         """Where a pass of this thread is in the slot."""
         lanes = (self.map.row, self.map.column)
-        return self.shared.address(self.field, self.slot, lanes, (0, 0), (step.row, step.column))
+        return self.shared.address(self.field, self.slot, lanes, (self.first_row, 0), (step.row, step.column))
 
     def taking_part(self, step: Pass) -> Condition:
         """Does this thread have a chunk of the tile in this pass?"""
@@ -179,17 +220,3 @@ class Box:
         builder = self.builder
         rows = inside(builder, self.rows_left, step.row, self.here)
         return builder.both(rows, inside(builder, self.columns_left, step.column, self.here))
-
-    def source_bytes(self, step: Pass) -> Number:
-        """How many bytes of the chunk are inside the view; the others are zeros."""
-        builder, full = self.builder, self.chunk_bytes
-        rows, columns = inside(builder, self.rows_left, step.row, self.here), self.columns_left
-        if columns is None:
-            return builder.select(rows, full, 0, self.here)
-        size = self.field.layout.element_bytes
-        left = builder.mul(builder.sub(columns, step.column), size)
-        left = builder.binary("min_s32", builder.binary("max_s32", left, 0), full)
-        if rows is True:
-            return left
-        mask = builder.select(rows, 2 * full - 1, 0, self.here)
-        return builder.binary("and_b32", left, mask, self.here)
