@@ -1,6 +1,6 @@
 """Level 3 is no GEMM template: hand-written kernels pass verifier, placement, transport and interpreter unchanged."""
 
-from itertools import product
+from itertools import cycle, product
 
 import numpy as np
 import protocol_support as support
@@ -9,17 +9,17 @@ import pytest
 from emmy.errors import EmmyError
 from emmy.interpreters.level3 import LANDINGS, ORDERS
 
-MODES = list(product(LANDINGS, ORDERS))
+MODES = cycle(product(LANDINGS, ORDERS))
 SITES = ("eager", "first")
 
 
 def check(forms: support.Forms, inputs: list[np.ndarray], expected: np.ndarray, tolerance: float) -> None:
-    """All forms give one result, bit for bit, in all modes; it is the expected one."""
+    """All forms give one result, bit for bit; it is the expected one. Each form takes four of the nine modes, all in turn."""
     first = support.run(forms.canonical, inputs, "late", "fixed")
     assert np.abs(first.astype(np.float64) - expected).max(initial=0) <= tolerance
     for module in forms.all():
-        for seed, (landing, order) in enumerate(MODES):
-            result = support.run(module, inputs, landing, order, seed)
+        for landing, order in (next(MODES), next(MODES), next(MODES), next(MODES)):
+            result = support.run(module, inputs, landing, order)
             assert result.tobytes() == first.tobytes(), (landing, order)
 
 
@@ -48,7 +48,7 @@ def test_lagged_attention(sites: str, k_stages: int, v_stages: int) -> None:
 def test_persistent_attention(sites: str, q_stages: int, k_stages: int, v_stages: int) -> None:
     stages = (("q", q_stages), ("k", k_stages), ("v", v_stages))
     forms = support.forms("flash_attention_persistent", stages, sites, "cp_async")
-    for length in (16, 96):
+    for length in (16, 144):
         inputs = support.attention_inputs(length, length)
         check(forms, inputs, support.attention(inputs, causal=True), 2e-3)
 
