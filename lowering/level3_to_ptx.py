@@ -92,6 +92,13 @@ def only_role(kernel: tile.KernelOp) -> async_copy.RoleOp:
     return roles[0]
 
 
+def is_copies(op: scf.IfOp) -> bool:
+    """Are cp.asyncs all that an if does? Then they are predicated, which leaves ptxas one block to schedule."""
+    return not op.false_region.blocks and all(
+        isinstance(inner, async_copy.CpAsyncOp | scf.YieldOp) for inner in op.true_region.block.ops
+    )
+
+
 class KernelLowering:
     """Lowers one kernel."""
 
@@ -236,6 +243,11 @@ class KernelLowering:
                 last = cast(scf.YieldOp, region.block.last_op)
                 for result, value in zip(op.results, last.operands, strict=True):
                     self.values[result] = self.values[value]
+            return
+        if is_copies(op):
+            self.copies.guard = condition
+            self.convert_block(op.true_region.block)
+            self.copies.guard = True
             return
         regions: list[Region] = []
         ends: Registers = []

@@ -241,11 +241,9 @@ class Builder:
 
     def remainder(self, x: Number, y: Number) -> Number:
         """x mod y, for 0 <= x < 2^31 and y > 0."""
-        if not isinstance(y, int):
-            return self.pure("rem_u32", x, y)
-        if isinstance(x, int):
+        if isinstance(y, int) and isinstance(x, int):
             return x % y
-        if log2(y) is not None:
+        if isinstance(y, int) and log2(y) is not None:
             return 0 if y == 1 else self.low_bits(x, y - 1)
         return self.sub(x, self.mul(self.divide(x, y), y))
 

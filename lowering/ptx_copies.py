@@ -80,6 +80,7 @@ class Copies:
         self.shared = shared
         self.threads = threads
         self.tid = tid
+        self.guard: Condition = True
 
     def cp_async(
         self, view: View, indices: Sequence[Number], field: SharedField, slot: Number, chunk_bytes: int
@@ -93,7 +94,7 @@ class Copies:
             operands = [to.register, from_.register]
             if size != chunk_bytes:
                 operands.append(self.builder.register(size))
-            guard = box.taking_part(step)
+            guard = self.builder.both(self.guard, box.taking_part(step))
             if guard is not True:
                 operands.append(self.builder.predicate(guard))
             suffix = "" if size == chunk_bytes else "_zfill"
