@@ -243,7 +243,7 @@ def test_warps_must_agree() -> None:
     text = kernel("%w = mma.warp 0 of [3]" + SIMPLE).replace(
         "async_copy.consumer {", "async_copy.consumer attributes {warps = 2} {"
     )
-    with pytest.raises(EmmyError, match="the consumer has 2 warps, but an mma.warp of it splits 3"):
+    with pytest.raises(EmmyError, match=r"the consumer has 2 warps, but an mma.warp of it splits 3"):
         PlaceRoles().apply(CONTEXT, parse_module(text, "k.mlir", CONTEXT))
 
 
