@@ -311,8 +311,13 @@ class EventMachine(Machine):
         self.check_data(warp, slot, cells, place)
         done = cells.done[place]
         if not ((done < warp.barriers) | ((cells.writer[place] == warp.number) & (done != NEVER))).all():
-            what = "has not waited for" if (done == NEVER).any() else "is separated from by no barrier"
-            self.fault(warp, f"reads ticket {slot.ticket} of @{slot.ring.name}, whose copy it {what}")
+            early = (done == NEVER).any()
+            what = (
+                "before the warp that copied it has waited for it"
+                if early
+                else "with no barrier since another warp's copy"
+            )
+            self.fault(warp, f"reads ticket {slot.ticket} of @{slot.ring.name} {what}")
         cells.reads[(warp.number, *place)] = warp.barriers
         slot.ring.last_read[warp.number] = warp.barriers
 
