@@ -40,6 +40,8 @@ DEFAULT: tuple[Step, ...] = (
     Step("level3", "verify-pipelines", PROTOCOL),
     Step("level3", "place-roles", ("async_copy.producer", "async_copy.consumer")),
     Step("level3", "lower-transport{kind=auto}", PROTOCOL),
+    Step("level3", "delay-copies", ("async_copy.commit_group",)),
+    Step("level3", "prefetch-fragments", ("async_copy.commit_group", "async_copy.barrier")),
     Step("level3", "allocate-shared", ("async_copy.pipeline",)),
     Step("level3", "lower-raster", ("tile.grid",)),
     Step("level3", "canonicalize", ("tile.kernel",)),

@@ -34,6 +34,8 @@ class Schedule:
     fragments: operand fragments in flight (2 = double-buffered).
     epilogue: results leave through shared memory (16-byte rows) or straight from registers.
     sites: where a unified kernel issues copies: after each wait, or once a loop body.
+    delay: products of a loop body (one a k-step) that stand before its copies.
+    prefetch: 1 to load the first fragments of the next slot before the last product of this one.
     promote: contraction elements per f16 partial; 0 takes the policy's max_k. opt_level: of ptxas.
     """
 
@@ -47,6 +49,8 @@ class Schedule:
     fragments: int = 2
     epilogue: str = "shared"
     sites: str = "eager"
+    delay: int = 1
+    prefetch: int = 1
     promote: int = 0
     opt_level: int = 3
 
@@ -65,7 +69,7 @@ class Schedule:
         for name, words in CHOICES.items():
             if getattr(self, name) not in words:
                 return f"{name} is one of {', '.join(words)}, got '{getattr(self, name)}'"
-        for name, least, most in (("stages", 1, 16), ("raster", 1, 1024), ("fragments", 1, 2), ("opt_level", 0, 3)):
+        for name, least, most in (("stages", 1, 16), ("raster", 1, 1024), ("fragments", 1, 2), ("delay", 0, 64), ("prefetch", 0, 1), ("opt_level", 0, 3)):
             if not least <= getattr(self, name) <= most:
                 return f"{name} is from {least} to {most}, got {getattr(self, name)}"
         if self.promote % 16 or self.promote < 0:

@@ -34,11 +34,13 @@ from emmy.targets import Target, get_target
 
 GRIDS = {"block": ("block_m", "block_n", "block_k"), "warps": ("warps_m", "warps_n")}
 SCALARS = ("atom", "stages", "transport", "roles", "raster", "fragments", "epilogue", "sites", "promote")
+COUNTS_FROM_ZERO = ("delay", "prefetch", "opt_level")
+"""Fields for which 0 is a choice: their options are unset at -1."""
 
 
 @dataclass(frozen=True)
 class AssignSchedule(ModulePass):
-    """See the module's docstring. An option of 0 or "" (opt_level: -1) leaves the table's choice.
+    """See the module's docstring. An option of 0 or "" (delay, prefetch, opt_level: -1) leaves the table's choice.
 
     Raises `EmmyError` at the product whose schedule the target cannot run.
     """
@@ -59,6 +61,8 @@ class AssignSchedule(ModulePass):
     fragments: int = 0
     epilogue: str = ""
     sites: str = ""
+    delay: int = -1
+    prefetch: int = -1
     promote: int = 0
     opt_level: int = -1
 
@@ -100,8 +104,7 @@ class AssignSchedule(ModulePass):
         for name, options in GRIDS.items():
             values = zip(options, getattr(schedule, name), strict=True)
             changes[name] = tuple(getattr(self, option) or value for option, value in values)
-        if self.opt_level >= 0:
-            changes["opt_level"] = self.opt_level
+        changes |= {name: getattr(self, name) for name in COUNTS_FROM_ZERO if getattr(self, name) >= 0}
         return replace(schedule, **changes)
 
 

@@ -1,0 +1,167 @@
+"""Compile a suite of kernels into a folder that `python -m emmy.bench.run` measures on a machine without the compiler.
+
+    python -m emmy.bench.prepare DIR --suite gemm --suite gemma4 [--target sm_90a] [--variant NAME:FIELD=VALUE,...]
+
+Suites: `gemm` (the six shapes quoted in docs/, timed), `squares` (512 to 8192), `gemma4` (every projection of
+docs/examples at 512 and 4096 tokens, compiled once with `?` tokens), `integers` (small products whose bits the emulator
+foretells). A variant compiles every static case of the suites once more with other schedule fields; its name is put
+behind the case's.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from emmy.bench.cases import Case, write_cases, write_expectation
+from emmy.compiler import compile as compile_module
+from emmy.errors import EmmyError
+from emmy.targets import TARGETS
+
+SIX = (
+    (4096, 4096, 4096),
+    (8192, 8192, 8192),
+    (4096, 15360, 3840),
+    (4096, 3840, 15360),
+    (2048, 2048, 2048),
+    (512, 15360, 3840),
+)
+"""M, N, K of the shapes that docs/ quotes: three squares, and Gemma 4's MLP at 4096 and 512 tokens."""
+
+SQUARES = (512, 1024, 2048, 4096, 8192)
+TOKENS = (512, 4096)
+
+INTEGERS = ((256, 256, 256), (384, 512, 192), (200, 304, 72), (128, 256, 64), (1, 8, 16))
+"""M, N, K of products that the emulator runs too; with edges and a single k-tile."""
+
+MATMUL = """func.func @matmul(%a: tensor<{m}x{k}x{t}>, %b: tensor<{n}x{k}x{t}>) -> tensor<{m}x{n}x{t}> {{
+  %c = tensor_op.matmul %a, %b transpose_b {policy}
+     : (tensor<{m}x{k}x{t}>, tensor<{n}x{k}x{t}>) -> tensor<{m}x{n}x{t}>
+  func.return %c : tensor<{m}x{n}x{t}>
+}}
+"""
+
+
+@dataclass(frozen=True)
+class Work:
+    """A case before it is compiled: a source (text or file) and the case that `artefact` and `entry` are still missing."""
+
+    source: str | Path
+    artefact: str
+    case: Case
+
+
+def product(m: int, n: int, k: int, dtype: str = "f16", **fields: Any) -> Work:
+    """C = A B^T of one static shape; `fields` are those of `Case`."""
+    text = MATMUL.format(m=m, n=n, k=k, t=dtype, policy="accumulate<f32>")
+    name = f"{m}x{n}x{k} {dtype}"
+    case = Case("", "matmul", {"a": [m, k], "b": [n, k]}, name=name, **fields)
+    return Work(text, name.replace(" ", "_"), case)
+
+
+def gemm() -> Iterator[Work]:
+    """The six shapes."""
+    yield from (product(m, n, k, suite="six") for m, n, k in SIX)
+
+
+def squares() -> Iterator[Work]:
+    """Squares from 512 to 8192, f16 and bf16."""
+    for size in SQUARES:
+        for dtype in ("f16", "bf16"):
+            yield replace_name(product(size, size, size, dtype, time=False), "square ")
+
+
+def gemma4() -> Iterator[Work]:
+    """Every projection of Gemma 4 12B with its tokens given at run time."""
+    for path in sorted(Path("docs/examples").glob("gemma4_*.mlir")):
+        entry, shapes = signature(path)
+        for tokens in TOKENS:
+            sizes = {name: [tokens if size is None else size for size in shape] for name, shape in shapes.items()}
+            case = Case("", entry, sizes, name=f"{entry} {tokens} tokens", time=False, seed=tokens)
+            yield Work(path, path.stem, case)
+
+
+def integers() -> Iterator[Work]:
+    """Products of small integers: exact on any machine, and foretold bit for bit by the emulator."""
+    for m, n, k in INTEGERS:
+        for dtype in ("f16", "bf16"):
+            work = product(m, n, k, dtype, data="integers", time=False, magnitude=2, seed=m)
+            yield replace_name(replace(work, case=replace(work.case, expect=f"{work.artefact}.npy")), "integers ")
+
+
+def replace_name(work: Work, prefix: str) -> Work:
+    """The same work under a longer name."""
+    return replace(work, case=replace(work.case, name=prefix + work.case.name))
+
+
+SUITES = {"gemm": gemm, "squares": squares, "gemma4": gemma4, "integers": integers}
+
+
+def signature(path: Path) -> tuple[str, dict[str, list[int | None]]]:
+    """The only function of a file and its arguments' sizes, None for `?`."""
+    module = compile_module(path, target="sm_90a")
+    entry = module.entries[0]
+    arguments = module.portable_artefact.entry(entry)["arguments"]
+    return entry, {
+        a["name"]: [size if isinstance(size, int) else None for size in a["shape"]] for a in arguments
+    }
+
+
+def parse_variant(text: str) -> tuple[str, dict[str, Any]]:
+    """`wide:block=(128,256,64),stages=4` as a name and schedule fields."""
+    name, _, fields = text.partition(":")
+    try:
+        call = ast.parse(f"f({fields})", mode="eval").body
+        assert isinstance(call, ast.Call)
+        return name, {str(k.arg): ast.literal_eval(k.value) for k in call.keywords}
+    except (SyntaxError, ValueError):
+        raise EmmyError(f"'{text}' is no variant; write NAME:FIELD=VALUE,... with Python literals") from None
+
+
+def build(directory: Path, target: str, suites: Sequence[str], variants: Mapping[str, Mapping[str, Any]]) -> list[Case]:
+    """Compile the suites into `directory`; the cases that were written. Raises `EmmyError`."""
+    cases: list[Case] = []
+    for suite in suites:
+        for work in SUITES[suite]():
+            for variant, fields in variants.items():
+                case = replace(
+                    work.case,
+                    artefact="-".join(filter(None, (work.artefact, variant))),
+                    name=" ".join(filter(None, (work.case.name, variant))),
+                )
+                if not (directory / case.artefact).exists():
+                    compile_module(work.source, target=target, schedule=dict(fields)).artefact.save(
+                        directory / case.artefact
+                    )
+                if case.expect is not None:
+                    write_expectation(directory, case)
+                cases.append(case)
+    write_cases(directory, cases)
+    return cases
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Compile what the command line asks for."""
+    parser = argparse.ArgumentParser(prog="emmy.bench.prepare", description=__doc__)
+    parser.add_argument("directory", type=Path, help="a new or empty folder")
+    parser.add_argument("--suite", action="append", choices=sorted(SUITES), required=True)
+    parser.add_argument("--target", default="sm_90a", choices=sorted(TARGETS))
+    parser.add_argument("--variant", action="append", default=[], help="NAME:FIELD=VALUE,... of a schedule; repeatable")
+    args = parser.parse_args(argv)
+    variants = dict(parse_variant(v) for v in args.variant) or {"": {}}
+    try:
+        cases = build(args.directory, args.target, args.suite, variants)
+    except EmmyError as error:
+        print(error, file=sys.stderr)
+        return 1
+    print(f"{len(cases)} cases in {args.directory}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,115 @@
+"""`delay-copies`: the copies of a loop body are issued behind its first products, not before them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from xdsl.context import Context
+from xdsl.dialects import scf
+from xdsl.dialects.builtin import ModuleOp
+from xdsl.ir import Block, Operation
+from xdsl.passes import ModulePass
+from xdsl.traits import MemoryEffectKind, get_effects
+
+from emmy.dialects import async_copy, mma, tile
+from emmy.errors import EmmyError
+
+
+@dataclass(frozen=True)
+class DelayCopies(ModulePass):
+    """Contract: moves groups of `cp_async` down inside their block; no op is added, removed or changed.
+
+    Accepts `tile.kernel` bodies after `lower-transport`. `products` is how many `mma.mma` of the block a group is moved
+    behind; by default the `delay` of the kernel's schedule. With 0 nothing moves.
+
+    Guarantees: a group (the copies, or the `scf.if` that guards them, and their `commit_group`) only passes ops that
+    compute or read fragments. It never passes a wait, a barrier, another group or a loop, so what is in flight at each
+    wait, and which barrier a copy comes after, stay the same.
+
+    Why: right after the barrier all warps would fill the load/store queue with copies, and the `ldmatrix` that the first
+    products wait for would queue behind them while the tensor cores idle.
+
+    Before (products 1):                       After:
+        async_copy.wait_group 1                    async_copy.wait_group 1
+        async_copy.barrier                         async_copy.barrier
+        scf.if %more { cp_async .. }               %a0 = mma.load ..
+        async_copy.commit_group                    %s0 = mma.mma %a0, ..
+        %a0 = mma.load ..                          scf.if %more { cp_async .. }
+        %s0 = mma.mma %a0, ..                      async_copy.commit_group
+        %s1 = mma.mma ..                           %s1 = mma.mma ..
+    """
+
+    name = "delay-copies"
+    products: int | None = None
+
+    def apply(self, ctx: Context, op: ModuleOp) -> None:
+        if self.products is not None and self.products < 0:
+            raise EmmyError(f"delay-copies moves copies behind 0 or more products, got {self.products}")
+        for kernel in op.walk():
+            if not isinstance(kernel, tile.KernelOp):
+                continue
+            products = self.products
+            if products is None:
+                products = 0 if kernel.schedule is None else kernel.schedule.data.delay
+            if products:
+                for commit in [o for o in kernel.walk() if isinstance(o, async_copy.CommitGroupOp)]:
+                    delay_group(commit, products)
+
+
+def delay_group(commit: async_copy.CommitGroupOp, products: int) -> None:
+    """Move one group behind up to `products` mma ops."""
+    group = group_of(commit)
+    block = commit.parent
+    if not group or not isinstance(block, Block):
+        return
+    products -= products_before(group[0])
+    last: Operation | None = None
+    after = commit.next_op
+    while after is not None and products > 0 and may_be_passed(after):
+        if isinstance(after, mma.MmaOp):
+            last, products = after, products - 1
+        after = after.next_op
+    if last is None:
+        return
+    anchor = last
+    for op in [*group, commit]:
+        op.detach()
+        block.insert_op_after(op, anchor)
+        anchor = op
+
+
+def products_before(first: Operation) -> int:
+    """The products that a group is behind already, since the last wait, barrier or group: moving it again does nothing."""
+    count, op = 0, first.prev_op
+    while op is not None and may_be_passed(op):
+        count += isinstance(op, mma.MmaOp)
+        op = op.prev_op
+    return count
+
+
+def group_of(commit: async_copy.CommitGroupOp) -> list[Operation]:
+    """The copies of a group, in order: what stands directly before its commit."""
+    group: list[Operation] = []
+    op = commit.prev_op
+    while op is not None and is_copy(op):
+        group.insert(0, op)
+        op = op.prev_op
+    return group
+
+
+def is_copy(op: Operation) -> bool:
+    """A cp.async of a tile, or a branch that holds nothing else that touches memory."""
+    if isinstance(op, async_copy.CpAsyncOp):
+        return True
+    if not isinstance(op, scf.IfOp) or op.results:
+        return False
+    inner = [o for region in op.regions for block in region.blocks for o in block.ops]
+    return any(map(is_copy, inner)) and all(
+        is_copy(o) or isinstance(o, scf.YieldOp) or get_effects(o) == set() for o in inner
+    )
+
+
+def may_be_passed(op: Operation) -> bool:
+    """Ops that compute, or read shared memory: a copy that lands later cannot disturb them more than before."""
+    effects = get_effects(op)
+    return not op.regions and effects is not None and all(e.kind == MemoryEffectKind.READ for e in effects)

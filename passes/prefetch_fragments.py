@@ -1,0 +1,215 @@
+"""`prefetch-fragments`: the first fragments of the next slot are loaded before the last product of this one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from xdsl.context import Context
+from xdsl.dialects import arith, scf
+from xdsl.dialects.builtin import IntegerAttr, ModuleOp
+from xdsl.ir import Attribute, Block, Operation, Region, SSAValue
+from xdsl.passes import ModulePass
+from xdsl.traits import is_side_effect_free
+
+from emmy.dialects import async_copy, mma, tile
+from emmy.passes.emitter import Emitter
+
+WAITS = (async_copy.WaitGroupOp, async_copy.BarrierOp)
+CHEAP = (async_copy.SlotOp, mma.LoadOp)
+
+
+@dataclass(frozen=True)
+class PrefetchFragments(ModulePass):
+    """Contract: rotates loops of lowered `tile.kernel` bodies by their head; results stay the same bit for bit.
+
+    Accepts kernels after `lower-transport`. By default it acts where the schedule says `prefetch = 1`; `force` acts
+    everywhere. The *head* of a loop body is what must happen before its first `mma.mma` can: the wait, the barrier, the
+    slot, the loads of that product's operands. A loop is left as it is if its head holds anything else that touches
+    memory, if it has fewer than two products, or if what the head needs comes from the last product.
+
+    Guarantees: every event happens in the same order as before, seen by one warp: only the place where the loop is cut
+    moves, from before the head to behind it, and the loads of the next head come before the last product of this body.
+    The last iteration stands behind the loop, so nothing is loaded that no copy has filled.
+
+    Why: after the barrier the tensor cores would wait for `ldmatrix`; now the last product runs meanwhile.
+
+    Before:                                     After:
+        scf.for %k = .. iter_args(%s) {             wait_group; barrier; %a0, %b0 = mma.load ..       // head
+          wait_group; barrier                       scf.for %k = .. - step iter_args(%s, %a0, %b0) {
+          %a0, %b0 = mma.load .. %c0                  %s0 = mma.mma %a0, %b0, %s
+          %s0 = mma.mma %a0, %b0, %s                  %a1, %b1 = mma.load .. %c16
+          %a1, %b1 = mma.load .. %c16                 wait_group; barrier; %a0n, %b0n = mma.load ..   // next head
+          %s1 = mma.mma %a1, %b1, %s0                 %s1 = mma.mma %a1, %b1, %s0
+          scf.yield %s1                               scf.yield %s1, %a0n, %b0n
+        }                                           }
+                                                    the body once more, without a head
+    """
+
+    name = "prefetch-fragments"
+    force: bool = False
+
+    def apply(self, ctx: Context, op: ModuleOp) -> None:
+        for kernel in op.walk():
+            if not isinstance(kernel, tile.KernelOp):
+                continue
+            wanted = kernel.schedule is not None and kernel.schedule.data.prefetch > 0
+            if self.force or wanted:
+                for loop in [o for o in kernel.walk() if isinstance(o, scf.ForOp)]:
+                    plan = plan_rotation(loop)
+                    if plan is not None:
+                        rotate(loop, plan)
+
+
+@dataclass(frozen=True)
+class Rotation:
+    """How a loop body is cut: the head, the rest before the last product, the last product and what follows, the yield."""
+
+    head: Sequence[Operation]
+    middle: Sequence[Operation]
+    tail: Sequence[Operation]
+    yielded: Sequence[SSAValue]
+
+    @property
+    def carried(self) -> list[SSAValue]:
+        """What the head computes and the rest uses."""
+        later = {operand for op in (*self.middle, *self.tail) for inner in op.walk() for operand in inner.operands}
+        later.update(self.yielded)
+        return [result for op in self.head for result in op.results if result in later]
+
+
+def plan_rotation(loop: scf.ForOp) -> Rotation | None:
+    """The cut of a loop, or None if it is to be left alone."""
+    ops = list(loop.body.block.ops)
+    products = [op for op in ops if isinstance(op, mma.MmaOp)]
+    if len(products) < 2 or not any(isinstance(op, WAITS) for op in ops):
+        return None
+    head = head_of(ops, products[0])
+    if head is None or any(op in head for op in products):
+        return None
+    inside = set(head)
+    last = ops.index(products[-1])
+    middle = [op for op in ops[:last] if op not in inside]
+    tail = [op for op in ops[last:] if not isinstance(op, scf.YieldOp)]
+    if any(isinstance(op, (*WAITS, async_copy.CommitGroupOp)) for op in tail):
+        return None
+    made_late = {result for op in tail for result in op.results}
+    yielded = loop.body.block.last_op
+    assert isinstance(yielded, scf.YieldOp)
+    needed = {operand for op in head for operand in op.operands}
+    for argument, value in zip(loop.body.block.args[1:], yielded.operands, strict=True):
+        if argument in needed and value in made_late:
+            return None
+    return Rotation(head, middle, tail, yielded.operands)
+
+
+def head_of(ops: Sequence[Operation], product: mma.MmaOp) -> list[Operation] | None:
+    """What the first product waits for, in order; None if other accesses to memory stand between."""
+    before = ops[: ops.index(product)]
+    wanted: set[Operation] = set()
+    work = [product.a.owner, product.b.owner]
+    while work:
+        op = work.pop()
+        if isinstance(op, Operation) and op in before and op not in wanted:
+            wanted.add(op)
+            work += [operand.owner for operand in op.operands]
+    last_wait = max((i for i, op in enumerate(before) if isinstance(op, WAITS)), default=None)
+    if last_wait is None or not any(isinstance(op, mma.LoadOp) for op in wanted):
+        return None
+    for i, op in enumerate(before):
+        stays = isinstance(op, CHEAP) or is_side_effect_free(op)
+        if i < last_wait and not (isinstance(op, WAITS) or stays):
+            return None
+    return [op for op in before if op in wanted or isinstance(op, WAITS)]
+
+
+def rotate(loop: scf.ForOp, plan: Rotation) -> None:
+    """Replace a loop by head, rotated loop and last body; under a guard if it may run not at all."""
+    block = loop.parent
+    assert isinstance(block, Block)
+    emit = Emitter(block, loop, loop)
+    trips = static_trips(loop)
+    if trips == 0:
+        return
+    if trips is not None:
+        results = emit_rotated(emit, loop, plan)
+    else:
+        some = emit.value(arith.CmpiOp(loop.lb, loop.ub, "ult"))
+        filled, empty = Block(), Block()
+        inner = emit.inside(filled)
+        inner(scf.YieldOp(*emit_rotated(inner, loop, plan)))
+        emit.inside(empty)(scf.YieldOp(*loop.iter_args))
+        types = [result.type for result in loop.results]
+        results = list(emit(scf.IfOp(some, types, Region(filled), Region(empty))).results)
+    for old, new in zip(loop.results, results, strict=True):
+        new.name_hint = new.name_hint or old.name_hint
+        old.replace_all_uses_with(new)
+    loop.detach()
+    loop.erase()
+
+
+def static_trips(loop: scf.ForOp) -> int | None:
+    """How often the body runs, or None."""
+    bounds = [constant(v) for v in (loop.lb, loop.ub, loop.step)]
+    if None in bounds:
+        return None
+    lower, upper, step = (b for b in bounds if b is not None)
+    return max(-(-(upper - lower) // step), 0)
+
+
+def constant(value: SSAValue) -> int | None:
+    """The integer that a value is known to be."""
+    owner = value.owner
+    if isinstance(owner, arith.ConstantOp) and isinstance(owner.value, IntegerAttr):
+        return owner.value.value.data
+    return None
+
+
+def emit_rotated(emit: Emitter, loop: scf.ForOp, plan: Rotation) -> list[SSAValue]:
+    """The three parts; the values of the loop's results."""
+    old = loop.body.block
+    first = dict(zip(old.args, [loop.lb, *loop.iter_args], strict=True))
+    copy(emit, plan.head, first)
+    carried = plan.carried
+    # ub - step: all iterations but the last. The guard, or the static bounds, make sure that there is a last one.
+    short = emit.value(arith.SubiOp(loop.ub, loop.step))
+    starts = [*loop.iter_args, *(first[v] for v in carried)]
+    types: list[Attribute] = [v.type for v in starts]
+    body = Block(arg_types=[loop.lb.type, *types])
+    values: dict[SSAValue, SSAValue] = dict(zip((*old.args, *carried), body.args, strict=True))
+    for model, argument in zip((*old.args, *carried), body.args, strict=True):
+        argument.name_hint = model.name_hint
+    inner = emit.inside(body)
+    copy(inner, plan.middle, values)
+    following = {
+        old_arg: values.get(end, end) for old_arg, end in zip(old.args[1:], plan.yielded, strict=True)
+    }
+    needs_index = any(old.args[0] in op.operands for op in plan.head)
+    if needs_index:
+        following[old.args[0]] = inner.value(arith.AddiOp(values[old.args[0]], loop.step))
+    copy(inner, plan.head, following)
+    copy(inner, plan.tail, values)
+    ends = [values.get(v, v) for v in plan.yielded]
+    inner(scf.YieldOp(*ends, *(following[v] for v in carried)))
+    new = emit(scf.ForOp(loop.lb, short, loop.step, starts, body))
+    last = dict(zip((*old.args[1:], *carried), new.results, strict=True))
+    last[old.args[0]] = last_index(emit, loop)
+    copy(emit, [*plan.middle, *plan.tail], last)
+    return [last.get(v, v) for v in plan.yielded]
+
+
+def last_index(emit: Emitter, loop: scf.ForOp) -> SSAValue:
+    """lb + (trips - 1) * step, for a loop that runs."""
+    trips, lower, step = static_trips(loop), constant(loop.lb), constant(loop.step)
+    if trips is not None and lower is not None and step is not None:
+        return emit.value(arith.ConstantOp.from_int_and_width(lower + (trips - 1) * step, loop.lb.type))
+    span = emit.value(arith.SubiOp(loop.ub, loop.lb))
+    one = emit.value(arith.ConstantOp.from_int_and_width(1, loop.lb.type))
+    whole = emit.value(arith.DivUIOp(emit.value(arith.SubiOp(span, one)), loop.step))
+    return emit.value(arith.AddiOp(loop.lb, emit.value(arith.MuliOp(whole, loop.step))))
+
+
+def copy(emit: Emitter, ops: Sequence[Operation], values: dict[SSAValue, SSAValue]) -> None:
+    """Clone ops in order; `values` maps old values to new ones and is extended."""
+    for op in ops:
+        emit.at(op)(op.clone(values))
