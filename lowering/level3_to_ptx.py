@@ -117,9 +117,11 @@ class KernelLowering:
         self.builder = Builder(self.block)
         self.builder.location = kernel.location
         self.tid = self.builder.pure("tid_x")
+        self.tid.name_hint = "tid"
         shared = SharedAddresses(self.builder)
         self.copies = Copies(self.builder, shared, 32 * self.warps, self.tid)
         lane = cast(SSAValue, self.builder.low_bits(self.tid, 31))
+        lane.name_hint = "lane"
         self.fragments = Fragments(self.builder, shared, lane, target.stmatrix)
         parameters = iter(self.block.args)
         for arg, kind in zip(kernel.block.args, kinds, strict=True):

@@ -205,10 +205,9 @@ def make_view(builder: Builder, type_: tile.ViewType, parameters: Sequence[SSAVa
     sizes = tuple(next(given) if size == tile.DYNAMIC else size for size in type_.get_shape())
     strides: list[Stride] = []
     if is_contiguous(type_):
-        step: Stride = size_bytes
-        for size in reversed(sizes):
-            strides.insert(0, step)
-            step = _times(builder, step, size)
+        strides.append(size_bytes)
+        for size in reversed(sizes[1:]):
+            strides.insert(0, _times(builder, strides[0], size))
     else:
         for stride in type_.get_strides():
             dynamic = stride == tile.DYNAMIC

@@ -390,4 +390,3 @@ class Fragments:
                 each = len(arg) // rows
                 found.extend(arg[row * each : (row + 1) * each])
         return found
-

@@ -4,9 +4,13 @@ import re
 
 import pytest
 
+from emmy.assemble import assemble, find_tool
 from emmy.dialects.ptx import INSTRUCTIONS, REGISTER_TYPES, ROWS
+from emmy.emulator import Emulator
 from emmy.errors import EmmyError
 from emmy.ir import parse_module, print_module, verify_module
+from emmy.lowering.print_ptx import print_ptx
+from emmy.targets import TARGETS
 
 HEAD = (
     "ptx.kernel @k(%l0: i64, %r0: i32, %l1: i64) threads 64 min_ctas 1 shared_bytes 1024 "
@@ -22,7 +26,7 @@ def kernel(*lines: str) -> str:
 
 def spell(name: str, predicated: bool = False) -> str:
     row = ROWS[name]
-    parts = [VALUES[letter] for letter in row.operands] + [str(8 * i) for i in range(len(row.immediates))]
+    parts = [VALUES[letter] for letter in row.operands] + [str(32 * i) for i in range(len(row.immediates))]
     text = f"ptx.{name} {', '.join(parts)}"
     if predicated:
         text += " if %p0" + (f" else {', '.join(VALUES[x] for x in row.results)}" if row.results else "")
@@ -56,6 +60,26 @@ def test_the_text_of_a_row_uses_each_of_its_values_once(name: str):
     for result, operand in row.tied:
         assert row.results[result] == row.operands[operand]
     assert set(row.results + row.operands) <= set(REGISTER_TYPES)
+
+
+def every_row(target: str) -> str:
+    """The PTX of a kernel with one op of every row that the target has, results renamed apart."""
+    lines: list[str] = []
+    for number, (name, row) in enumerate(ROWS.items()):
+        if not name.startswith("stmatrix") or TARGETS[target].stmatrix:
+            for predicated in (False,) if row.pure else (False, True):
+                lines.append(spell(name, predicated).replace("%x", f"%x{number}_{int(predicated)}_"))
+    return print_ptx(parse_module(kernel(*lines), "test"), target)
+
+
+@pytest.mark.skipif(find_tool("ptxas") is None, reason="ptxas is not installed")
+@pytest.mark.parametrize("target", TARGETS)
+def test_the_assembler_takes_every_row(target: str):
+    assert list(assemble(every_row(target), target).kernels) == ["k"]
+
+
+def test_the_emulator_knows_every_row():
+    assert "k" in Emulator(every_row("sm_90a")).kernels
 
 
 def test_each_instruction_says_what_it_prints():
