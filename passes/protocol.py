@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NoReturn
 
-from xdsl.dialects import scf
 from xdsl.ir import Operation, SSAValue
 
 from emmy.dialects import async_copy as ac
@@ -64,9 +63,3 @@ def equivalent(one: SSAValue, other: SSAValue) -> bool:
     if one.type != other.type or list(a.results).index(one) != list(b.results).index(other):  # pyright: ignore
         return False
     return all(equivalent(x, y) for x, y in zip(a.operands, b.operands, strict=True))
-
-
-def same_loop(one: scf.ForOp, other: scf.ForOp) -> bool:
-    """Do two loops run over the same values?"""
-    bounds = ((one.lb, other.lb), (one.ub, other.ub), (one.step, other.step))
-    return all(equivalent(a, b) for a, b in bounds)

@@ -22,6 +22,7 @@ from xdsl.ir import Block, Operation, SSAValue
 from emmy.dialects import async_copy as ac
 from emmy.dialects import mma, tile
 from emmy.elementwise import ELEMENTWISE
+from emmy.interpreters.contraction import K_STEP, to_f32
 from emmy.interpreters.host import grid_offsets
 from emmy.interpreters.level3_machine import Level3Error
 from emmy.interpreters.level3_memory import write_box
@@ -30,10 +31,6 @@ from emmy.locations import location_of
 
 Array = NDArray[Any]
 Body = Callable[..., Generator[str | None, None, None]]
-ATOM_K = 16
-"""Contraction elements of one tensor-core step on 2-byte types: sums are rounded to the accumulator's type after each."""
-
-
 HALVES = (np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16))
 
 
@@ -64,14 +61,14 @@ class Program:
 
 def mma_value(a: Array, b: Array, c: Array) -> Array:
     """`c + a @ b.T` in steps of 16 along K; products and the sum of a step in f32."""
-    left, right = a.astype(np.float32), b.astype(np.float32)
-    for k in range(0, a.shape[1], ATOM_K):
-        c = (c.astype(np.float32) + left[:, k : k + ATOM_K] @ right[:, k : k + ATOM_K].T).astype(c.dtype)
+    left, right = to_f32(a), to_f32(b)
+    for k in range(0, a.shape[1], K_STEP):
+        c = (c.astype(np.float32) + left[:, k : k + K_STEP] @ right[:, k : k + K_STEP].T).astype(c.dtype)
     return c
 
 
 def _widen(value: Any) -> Any:
-    return value.astype(np.float32) if getattr(value, "dtype", None) in HALVES else value
+    return to_f32(value) if getattr(value, "dtype", None) in HALVES else value
 
 
 def map_value(kind: str, dtype: np.dtype[Any], shape: tuple[int, int], *args: Any) -> Array:
