@@ -477,7 +477,7 @@ def test_large_tiles_assemble_without_spills(
 @needs_nvdisasm
 @pytest.mark.parametrize(
     ("sizes", "layout", "most"),
-    [((4096, 4096, 4096), "nt", 220), ((4096, 4096, 4096), "nn", 220), ((4000, 4000, 4000), "nt", 236)],
+    [((4096, 4096, 4096), "nt", 226), ((4096, 4096, 4096), "nn", 226), ((4000, 4000, 4000), "nt", 240)],
 )
 def test_the_main_loop_holds_what_it_must_and_little_else(sizes: tuple[int, int, int], layout: str, most: int):
     ptx = print_ptx(lower(matmul_text(sizes, layout, schedule=LARGE)), "sm_90a")
