@@ -1,24 +1,25 @@
 // The GEMM of gemm.mlir with two k-tiles, so two waits, an iteration of the consumer (depth a multiple of 32).
-!a = !tile.view<?x?xf16>
+!ab = !tile.view<?x96xf16>
+!c = !tile.view<?x?xf16>
 !acc = !mma.fragment<16x32xf32, c, m16n8k16>
 builtin.module {
-  func.func @entry(%a: tensor<?x?xf16>, %b: tensor<?x?xf16>) -> tensor<?x?xf16> {
-    %rows = tile.dim %a, 0 : tensor<?x?xf16>
-    %columns = tile.dim %b, 0 : tensor<?x?xf16>
+  func.func @entry(%a: tensor<?x96xf16>, %b: tensor<?x96xf16>) -> tensor<?x?xf16> {
+    %rows = tile.dim %a, 0 : tensor<?x96xf16>
+    %columns = tile.dim %b, 0 : tensor<?x96xf16>
     %c = tile.alloc[%rows, %columns] : tensor<?x?xf16>
     %c32 = arith.constant 32 : index
     %i = arith.ceildivui %rows, %c32 : index
     %j = arith.ceildivui %columns, %c32 : index
     %ctas = arith.muli %i, %j : index
-    tile.launch @gemm[%ctas] (%a, %b, %c) : tensor<?x?xf16>, tensor<?x?xf16>, tensor<?x?xf16>
+    tile.launch @gemm[%ctas] (%a, %b, %c) : tensor<?x96xf16>, tensor<?x96xf16>, tensor<?x?xf16>
     func.return %c : tensor<?x?xf16>
   }
-  tile.kernel @gemm(%a: !a, %b: !a, %c: !a) {
+  tile.kernel @gemm(%a: !ab, %b: !ab, %c: !c) {
     async_copy.pipeline @ab stages 3 {a = !tile.tile<32x16xf16>, b = !tile.tile<32x16xf16>}
     async_copy.pipeline @out stages 1 {c = !tile.tile<32x32xf16>} outbound
-    %rows = tile.dim %a, 0 : !a
-    %columns = tile.dim %b, 0 : !a
-    %depth = tile.dim %a, 1 : !a
+    %rows = tile.dim %a, 0 : !ab
+    %columns = tile.dim %b, 0 : !ab
+    %depth = tile.dim %a, 1 : !ab
     %c0 = arith.constant 0 : index
     %c16 = arith.constant 16 : index
     %m, %n = tile.grid [%rows by 32, %columns by 32] raster 2
@@ -26,8 +27,8 @@ builtin.module {
       %f0 = async_copy.begin_fill @ab
       %f = scf.for %k = %c0 to %depth step %c16 iter_args(%cur = %f0) -> (!async_copy.cursor<@ab, fill>) {
         %s, %next = async_copy.acquire @ab[%cur]
-        async_copy.copy %a[%m, %k] -> %s["a"] : !a -> !async_copy.slot<@ab, fill>
-        async_copy.copy %b[%n, %k] -> %s["b"] : !a -> !async_copy.slot<@ab, fill>
+        async_copy.copy %a[%m, %k] -> %s["a"] : !ab -> !async_copy.slot<@ab, fill>
+        async_copy.copy %b[%n, %k] -> %s["b"] : !ab -> !async_copy.slot<@ab, fill>
         async_copy.commit @ab, %s
         scf.yield %next : !async_copy.cursor<@ab, fill>
       }
@@ -57,7 +58,7 @@ builtin.module {
       %o0 = async_copy.begin_fill @out
       %os, %on = async_copy.acquire @out[%o0]
       mma.store %half -> %os["c"][%row, %c0] : !mma.fragment<16x32xf16, c, m16n8k16> -> !async_copy.slot<@out, fill>
-      async_copy.store %os["c"] -> %c[%m, %n] : !async_copy.slot<@out, fill> -> !a
+      async_copy.store %os["c"] -> %c[%m, %n] : !async_copy.slot<@out, fill> -> !c
       async_copy.commit @out, %os
       async_copy.drain @out
     }

@@ -32,9 +32,9 @@ class Forms:
         return self.canonical, self.placed, self.lowered
 
 
-def parse(name: str, stages: dict[str, int]) -> ModuleOp:
-    """A text of this folder with the stages of some rings changed."""
-    text = (HERE / f"{name}.mlir").read_text()
+def parse(name: str, stages: dict[str, int], depth: int = 96) -> ModuleOp:
+    """A text of this folder with the stages of some rings, and the depth of a GEMM, changed."""
+    text = (HERE / f"{name}.mlir").read_text().replace("x96xf16", f"x{depth}xf16")
     for ring, count in stages.items():
         text, found = re.subn(rf"(pipeline @{ring} stages) \d+", rf"\1 {count}", text)
         assert found == 1, ring
@@ -61,9 +61,9 @@ def lower(module: ModuleOp, kind: str) -> ModuleOp:
 
 
 @cache
-def forms(name: str, stages: tuple[tuple[str, int], ...], sites: str, kind: str) -> Forms:
+def forms(name: str, stages: tuple[tuple[str, int], ...], sites: str, kind: str, depth: int = 96) -> Forms:
     """All forms of a text."""
-    canonical = parse(name, dict(stages))
+    canonical = parse(name, dict(stages), depth)
     placed = place(canonical, sites)
     return Forms(canonical, placed, lower(placed, kind))
 

@@ -23,7 +23,7 @@ def gemm_cases(draw: st.DrawFn) -> tuple[support.Forms, list[np.ndarray], list[t
     depth = 32 * draw(st.integers(1, 4)) if double else draw(st.integers(0, 100))
     rng = np.random.default_rng(draw(st.integers(0, 1000)))
     inputs = [rng.normal(size=(draw(st.integers(1, 70)), depth)).astype(np.float16) for _ in range(2)]
-    return support.forms(name, tuple(stages), sites, kind), inputs, [mode(draw) for _ in range(3)]
+    return support.forms(name, tuple(stages), sites, kind, depth), inputs, [mode(draw) for _ in range(3)]
 
 
 @st.composite

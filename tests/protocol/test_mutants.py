@@ -150,7 +150,7 @@ def caught(mutant: ModuleOp, cases: list[tuple[list[np.ndarray], np.ndarray]], t
 
 def survivors(text: str, mutants: Iterator[Mutant]) -> set[str]:
     if text.startswith("gemm"):
-        inputs = [support.gemm_inputs(150, 32, 80)] if text == "gemm_persistent" else [support.gemm_inputs(32, 32, 80)]
+        inputs = [support.gemm_inputs(150, 32, 96)] if text == "gemm_persistent" else [support.gemm_inputs(32, 32, 96)]
         cases, tolerance = [(i, support.gemm(i).astype(np.float64)) for i in inputs], 0.0
     else:
         inputs = [support.attention_inputs(192, 192)]

@@ -5,6 +5,8 @@ from itertools import cycle, product
 import numpy as np
 import protocol_support as support
 import pytest
+from xdsl.dialects import scf
+from xdsl.dialects.builtin import ModuleOp
 
 from emmy.errors import EmmyError
 from emmy.interpreters.level3 import LANDINGS, ORDERS
@@ -57,8 +59,8 @@ def test_persistent_attention(sites: str, q_stages: int, k_stages: int, v_stages
 @pytest.mark.parametrize("sites", SITES)
 @pytest.mark.parametrize("stages", [1, 2, 3, 4])
 def test_gemm(stages: int, sites: str, kind: str) -> None:
-    forms = support.forms("gemm", (("ab", stages),), sites, kind)
-    for depth in (0, 16, 24, 32, 80):
+    for depth in (0, 16, 20, 33, 80):
+        forms = support.forms("gemm", (("ab", stages),), sites, kind, depth)
         inputs = support.gemm_inputs(40, 32, depth)
         check(forms, inputs, support.gemm(inputs), 0)
 
@@ -67,8 +69,8 @@ def test_gemm(stages: int, sites: str, kind: str) -> None:
 @pytest.mark.parametrize("out_stages", [1, 2])
 @pytest.mark.parametrize("kind", ["cp_async", "plain"])
 def test_persistent_gemm(stages: int, out_stages: int, kind: str) -> None:
-    forms = support.forms("gemm_persistent", (("ab", stages), ("out", out_stages)), "eager", kind)
     for rows, depth in ((0, 32), (32, 0), (32, 48), (150, 32)):
+        forms = support.forms("gemm_persistent", (("ab", stages), ("out", out_stages)), "eager", kind, depth)
         inputs = support.gemm_inputs(rows, 40, depth)
         check(forms, inputs, support.gemm(inputs), 0)
 
@@ -77,10 +79,47 @@ def test_persistent_gemm(stages: int, out_stages: int, kind: str) -> None:
 @pytest.mark.parametrize("sites", SITES)
 @pytest.mark.parametrize("stages", [2, 3, 4])
 def test_rewritten_consumers(name: str, sites: str, stages: int) -> None:
-    forms = support.forms(name, (("ab", stages),), sites, "cp_async")
     for depth in (32, 64, 160):
+        forms = support.forms(name, (("ab", stages),), sites, "cp_async", depth)
         inputs = support.gemm_inputs(32, 32, depth)
         check(forms, inputs, support.gemm(inputs), 0)
+
+
+def loops_of(module: ModuleOp) -> list[scf.ForOp]:
+    """The innermost loops of the kernel's role."""
+    loops = [op for op in module.walk() if isinstance(op, scf.ForOp)]
+    return [loop for loop in loops if not any(isinstance(op, scf.ForOp) for op in loop.body.block.ops)]
+
+
+def events(loop: scf.ForOp) -> list[str]:
+    """The synchronisation of one iteration, in order."""
+    pending = "async_copy.wait_group"
+    names = [f"{op.name} {op.pending.value.data}" if op.name == pending else op.name for op in loop.body.block.ops]
+    return [name.split(".")[1] for name in names if name.split(".")[1].split(" ")[0] in EVENTS]
+
+
+EVENTS = ("wait_group", "barrier", "commit_group")
+
+
+@pytest.mark.parametrize("name", ["gemm", "gemm_persistent"])
+@pytest.mark.parametrize("stages", [2, 3, 4, 5])
+def test_gemm_has_one_barrier_a_step(name: str, stages: int) -> None:
+    """The copies stand right behind the barrier, and the loop carries one cursor more than the consumer's did: no index."""
+    forms = support.forms(name, (("ab", stages),), "eager", "cp_async")
+    (loop,) = loops_of(forms.lowered)
+    assert events(loop) == [f"wait_group {stages - 2}", "barrier", "commit_group"]
+    assert len(loop.iter_args) == 3
+    plain = support.forms(name, (("ab", stages),), "eager", "plain")
+    assert events(loops_of(plain.lowered)[0]) == ["barrier"]
+
+
+@pytest.mark.parametrize("name", ["flash_attention", "flash_attention_lag", "flash_attention_persistent"])
+@pytest.mark.parametrize("stages", [2, 3])
+def test_attention_has_one_barrier_a_block(name: str, stages: int) -> None:
+    """With sites = first, K and V of a block are one commit group, and both loops look alike."""
+    forms = support.forms(name, (("k", stages), ("v", stages)), "first", "cp_async")
+    for loop in loops_of(forms.lowered):
+        assert events(loop) == [f"wait_group {stages - 2}", "barrier", "commit_group"]
 
 
 @pytest.mark.parametrize("name", ["gemm_two_waits", "gemm_deferred_release"])
@@ -92,4 +131,4 @@ def test_too_few_stages(name: str) -> None:
     with pytest.raises(EmmyError, match=r"pipeline @ab has 1 stage\(s\) and every slot is held here"):
         support.PlaceRoles().apply(support.CONTEXT, module)
     with pytest.raises(EmmyError, match=r"deadlock: .*acquire @ab: ticket 0 in its slot is given back by 0 of 2 warps"):
-        support.run(module, support.gemm_inputs(32, 32, 64), "late", "fixed")
+        support.run(module, support.gemm_inputs(32, 32, 96), "late", "fixed")
