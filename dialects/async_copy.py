@@ -118,8 +118,11 @@ def ring_name(value: SSAValue) -> str:
 class PipelineOp(IRDLOperation):
     """A ring of `stages` slots; each slot holds the fields (name -> tile type, as stored in memory).
 
-    `outbound`: results leave through it. Written by `allocate-shared`: `base` (bytes from the start of dynamic shared memory),
-    `slot_bytes`, `offsets` (of each field in a slot, bytes), `swizzles` (field -> 0, 32, 64 or 128: span of the XOR swizzle).
+    `outbound`: results leave through it. Written by `lower-transport`: `full_count`, `empty_count` (arrivals that end a phase of
+    a slot's full or empty mbarrier; absent: the ring has no such barriers), `tx_bytes` (bytes that one ticket brings by TMA).
+    Written by `allocate-shared`: `base` (bytes from the start of dynamic shared memory), `slot_bytes`, `offsets` (of each field
+    in a slot, bytes), `swizzles` (field -> 0, 32, 64 or 128: span of the XOR swizzle), `full_base`, `empty_base` (bytes from the
+    start of dynamic shared memory of the mbarriers, 8 bytes each, one a stage).
     """
 
     name = "async_copy.pipeline"
@@ -131,6 +134,11 @@ class PipelineOp(IRDLOperation):
     slot_bytes = opt_prop_def(IntegerAttr.constr(type=eq(i64)))
     offsets = opt_prop_def(DictionaryAttr)
     swizzles = opt_prop_def(DictionaryAttr)
+    full_count = opt_prop_def(IntegerAttr.constr(type=eq(i64)))
+    empty_count = opt_prop_def(IntegerAttr.constr(type=eq(i64)))
+    tx_bytes = opt_prop_def(IntegerAttr.constr(type=eq(i64)))
+    full_base = opt_prop_def(IntegerAttr.constr(type=eq(i64)))
+    empty_base = opt_prop_def(IntegerAttr.constr(type=eq(i64)))
     traits = traits_def(SymbolOpInterface())
     irdl_options = (ParsePropInAttrDict(),)
     assembly_format = "$sym_name `stages` $stages $fields (`outbound` $outbound^)? attr-dict"
@@ -157,6 +165,10 @@ class PipelineOp(IRDLOperation):
         for field, type_ in self.fields.data.items():
             if not isinstance(type_, TileType):
                 raise VerifyException(f"field '{field}' is a tile type, got {type_}")
+        for name in ("full_count", "empty_count"):
+            count = cast("IntegerAttr | None", self.properties.get(name))
+            if count is not None and not 1 <= count.value.data < 1 << 20:
+                raise VerifyException(f"an mbarrier counts 1 to 2^20-1 arrivals, got {name} = {count.value.data}")
 
 
 def find_pipeline(op: Operation, name: str) -> PipelineOp | None:
@@ -200,25 +212,47 @@ class ConsumerOp(IRDLOperation):
 
 @irdl_op_definition
 class RoleOp(IRDLOperation):
-    """After placement: `warps` warps run this body. A unified kernel has one role. `regs`: setmaxnreg value, if any."""
+    """After placement: `warps` warps run this body. A unified kernel has one role. Roles own consecutive warps in textual order.
+
+    `regs`: setmaxnreg value, if any; every warp of the role runs it. `active`: only the first `active` warps run the body, the
+    others are there to make the warpgroup whole (absent: all of them). What shares work out (`cp_async`, barriers, `mma`) goes
+    over the active warps.
+    """
 
     name = "async_copy.role"
     role = prop_def(StringAttr)
     warps = prop_def(IntegerAttr.constr(type=eq(i64)))
     regs = opt_prop_def(IntegerAttr.constr(type=eq(i64)))
+    active = opt_prop_def(IntegerAttr.constr(type=eq(i64)))
     body = region_def("single_block")
     traits = traits_def(NoTerminator())
-    assembly_format = "$role `warps` $warps (`regs` $regs^)? attr-dict-with-keyword $body"
+    assembly_format = "$role `warps` $warps (`active` $active^)? (`regs` $regs^)? attr-dict-with-keyword $body"
 
-    def __init__(self, role: str, warps: int, body: Region, regs: int | None = None):
+    def __init__(self, role: str, warps: int, body: Region, regs: int | None = None, active: int | None = None):
         super().__init__(
             regions=[body],
             properties={
                 "role": StringAttr(role),
                 "warps": IntegerAttr(warps, i64),
                 "regs": None if regs is None else IntegerAttr(regs, i64),
+                "active": None if active is None else IntegerAttr(active, i64),
             },
         )
+
+    @property
+    def active_warps(self) -> int:
+        """How many warps run the body."""
+        return (self.warps if self.active is None else self.active).value.data
+
+    def verify_(self) -> None:
+        if self.warps.value.data < 1:
+            raise VerifyException(f"a role has at least 1 warp, got {self.warps.value.data}")
+        if not 1 <= self.active_warps <= self.warps.value.data:
+            raise VerifyException(
+                f"of {self.warps.value.data} warps 1 to {self.warps.value.data} are active, got {self.active_warps}"
+            )
+        if self.regs is not None and (self.regs.value.data % 8 or not 24 <= self.regs.value.data <= 256):
+            raise VerifyException(f"setmaxnreg takes a multiple of 8 from 24 to 256, got {self.regs.value.data}")
 
 
 # ---- the protocol ----------------------------------------------------------------------------------------------------
@@ -536,6 +570,238 @@ class BarrierOp(IRDLOperation):
         super().__init__()
 
 
+# ---- events of mbarriers, TMA and roles --------------------------------------------------------------------------------
+
+
+@irdl_op_definition
+class WaitFullOp(IRDLOperation):
+    """Wait until the full mbarrier of the cursor's slot has ended phase `cursor.phase` (`mbarrier.try_wait.parity` loop).
+
+    Every warp that reads the slot afterwards executes it.
+    """
+
+    PIPE: ClassVar = VarConstraint("PIPE", base(SymbolRefAttr))
+    name = "async_copy.wait_full"
+    pipeline = prop_def(PIPE)
+    cursor = operand_def(ParamAttrConstraint(CursorType, (PIPE, eq(StringAttr("read")))))
+    assembly_format = "$pipeline `[` $cursor `]` attr-dict"
+
+    def __init__(self, cursor: SSAValue):
+        super().__init__(operands=[cursor], properties={"pipeline": SymbolRefAttr(ring_name(cursor))})
+
+
+@irdl_op_definition
+class WaitEmptyOp(IRDLOperation):
+    """Wait until the empty mbarrier of the cursor's slot has ended phase `cursor.phase ^ 1` (at once in the first round).
+
+    With `if %p` false nothing is waited for.
+    """
+
+    PIPE: ClassVar = VarConstraint("PIPE", base(SymbolRefAttr))
+    name = "async_copy.wait_empty"
+    pipeline = prop_def(PIPE)
+    cursor = operand_def(ParamAttrConstraint(CursorType, (PIPE, eq(StringAttr("fill")))))
+    predicate = opt_operand_def(i1)
+    assembly_format = "$pipeline `[` $cursor `]` (`if` $predicate^)? attr-dict"
+
+    def __init__(self, cursor: SSAValue, predicate: SSAValue | None = None):
+        super().__init__(operands=[cursor, predicate], properties={"pipeline": SymbolRefAttr(ring_name(cursor))})
+
+
+@irdl_op_definition
+class ElectOp(IRDLOperation):
+    """One lane of the role's first warp runs the body: a uniform branch on the warp number, then `elect.sync`.
+
+    Values computed outside are visible inside; nothing comes out. The body holds TMA, expect_tx and bulk-group events only.
+    """
+
+    name = "async_copy.elect"
+    body = region_def("single_block")
+    traits = traits_def(NoTerminator())
+    assembly_format = "attr-dict-with-keyword $body"
+
+    def __init__(self, body: Region):
+        super().__init__(regions=[body])
+
+    def verify_(self) -> None:
+        for op in self.body.block.ops:
+            if not isinstance(op, ELECTED):
+                raise VerifyException(f"'{op.name}' is not an event that one elected lane issues")
+
+
+def check_elected(op: Operation) -> None:
+    """An event of one lane stands in `async_copy.elect`."""
+    parent = op.parent_op()
+    if parent is not None and not isinstance(parent, ElectOp):
+        raise VerifyException(f"'{op.name}' is issued by one lane: it stands in async_copy.elect")
+
+
+@irdl_op_definition
+class ExpectTxOp(IRDLOperation):
+    """`mbarrier.arrive.expect_tx` on the slot's full mbarrier: one arrival, and `bytes` bytes must land before the phase ends."""
+
+    PIPE: ClassVar = VarConstraint("PIPE", base(SymbolRefAttr))
+    name = "async_copy.expect_tx"
+    pipeline = prop_def(PIPE)
+    slot = operand_def(ParamAttrConstraint(SlotType, (PIPE, eq(StringAttr("fill")))))
+    bytes = prop_def(IntegerAttr.constr(type=eq(i64)))
+    assembly_format = "$pipeline `,` $slot `bytes` $bytes attr-dict"
+
+    def __init__(self, slot: SSAValue, bytes: int):
+        super().__init__(
+            operands=[slot], properties={"pipeline": SymbolRefAttr(ring_name(slot)), "bytes": IntegerAttr(bytes, i64)}
+        )
+
+    def verify_(self) -> None:
+        check_elected(self)
+        if not 0 < self.bytes.value.data < 1 << 20:
+            raise VerifyException(f"a phase expects 1 to 2^20-1 bytes, got {self.bytes.value.data}")
+
+
+@irdl_op_definition
+class TmaLoadOp(IRDLOperation):
+    """Copy a box of a view into a field of a slot by TMA; its bytes, zeros beyond the bounds too, count on the full mbarrier.
+
+    The whole field: a lowering splits it into boxes of at most 256 elements a dimension and one swizzle span across.
+    """
+
+    name = "async_copy.tma_load"
+    view = operand_def(ViewType)
+    indices = var_operand_def(IndexType)
+    slot = operand_def(SlotType)
+    field = prop_def(StringAttr)
+    assembly_format = "$view `[` $indices `]` `->` $slot `[` $field `]` attr-dict `:` type($view) `->` type($slot)"
+
+    def __init__(self, view: SSAValue, indices: Sequence[SSAValue], slot: SSAValue, field: str):
+        super().__init__(operands=[view, indices, slot], properties={"field": StringAttr(field)})
+
+    def verify_(self) -> None:
+        check_elected(self)
+        check_copy(self, self.view, self.indices, self.slot, self.field.data)
+
+
+@irdl_op_definition
+class ArriveFullOp(IRDLOperation):
+    """One arrival a warp on the slot's full mbarrier: the warp's plain copies are done. Stands after `warp_sync`."""
+
+    PIPE: ClassVar = VarConstraint("PIPE", base(SymbolRefAttr))
+    name = "async_copy.arrive_full"
+    pipeline = prop_def(PIPE)
+    slot = operand_def(ParamAttrConstraint(SlotType, (PIPE, eq(StringAttr("fill")))))
+    assembly_format = "$pipeline `,` $slot attr-dict"
+
+    def __init__(self, slot: SSAValue):
+        super().__init__(operands=[slot], properties={"pipeline": SymbolRefAttr(ring_name(slot))})
+
+
+@irdl_op_definition
+class ArriveFullNoincOp(IRDLOperation):
+    """`cp.async.mbarrier.arrive.noinc` on the slot's full mbarrier: one arrival a thread, once its cp.asyncs have landed."""
+
+    PIPE: ClassVar = VarConstraint("PIPE", base(SymbolRefAttr))
+    name = "async_copy.arrive_full_noinc"
+    pipeline = prop_def(PIPE)
+    slot = operand_def(ParamAttrConstraint(SlotType, (PIPE, eq(StringAttr("fill")))))
+    assembly_format = "$pipeline `,` $slot attr-dict"
+
+    def __init__(self, slot: SSAValue):
+        super().__init__(operands=[slot], properties={"pipeline": SymbolRefAttr(ring_name(slot))})
+
+
+@irdl_op_definition
+class ArriveEmptyOp(IRDLOperation):
+    """One arrival a warp on the slot's empty mbarrier: the warp has read the slot.
+
+    An arrive does not wait for earlier ldmatrix: it stands after `warp_sync`, and after `fence_proxy_async` before that where
+    TMA refills the slot. No other event or read may stand between.
+    """
+
+    PIPE: ClassVar = VarConstraint("PIPE", base(SymbolRefAttr))
+    name = "async_copy.arrive_empty"
+    pipeline = prop_def(PIPE)
+    slot = operand_def(ParamAttrConstraint(SlotType, (PIPE, eq(StringAttr("read")))))
+    assembly_format = "$pipeline `,` $slot attr-dict"
+
+    def __init__(self, slot: SSAValue):
+        super().__init__(operands=[slot], properties={"pipeline": SymbolRefAttr(ring_name(slot))})
+
+
+@irdl_op_definition
+class FenceProxyAsyncOp(IRDLOperation):
+    """`fence.proxy.async.shared::cta`: this thread's shared-memory accesses come before later TMA accesses."""
+
+    name = "async_copy.fence_proxy_async"
+    assembly_format = "attr-dict"
+
+    def __init__(self):
+        super().__init__()
+
+
+@irdl_op_definition
+class WarpSyncOp(IRDLOperation):
+    """`bar.warp.sync`: the lanes of each warp meet."""
+
+    name = "async_copy.warp_sync"
+    assembly_format = "attr-dict"
+
+    def __init__(self):
+        super().__init__()
+
+
+@irdl_op_definition
+class TmaStoreOp(IRDLOperation):
+    """Outbound: a field of a slot to a box of a view by TMA; elements beyond the view's bounds are dropped."""
+
+    name = "async_copy.tma_store"
+    slot = operand_def(SlotType)
+    field = prop_def(StringAttr)
+    view = operand_def(ViewType)
+    indices = var_operand_def(IndexType)
+    assembly_format = "$slot `[` $field `]` `->` $view `[` $indices `]` attr-dict `:` type($slot) `->` type($view)"
+
+    def __init__(self, slot: SSAValue, field: str, view: SSAValue, indices: Sequence[SSAValue]):
+        super().__init__(operands=[slot, view, indices], properties={"field": StringAttr(field)})
+
+    def verify_(self) -> None:
+        check_elected(self)
+        check_copy(self, self.view, self.indices, self.slot, self.field.data)
+
+
+@irdl_op_definition
+class BulkCommitOp(IRDLOperation):
+    """`cp.async.bulk.commit_group`: the lane's TMA stores since the last one form a bulk group."""
+
+    name = "async_copy.bulk_commit"
+    assembly_format = "attr-dict"
+
+    def __init__(self):
+        super().__init__()
+
+    def verify_(self) -> None:
+        check_elected(self)
+
+
+@irdl_op_definition
+class BulkWaitOp(IRDLOperation):
+    """`cp.async.bulk.wait_group(.read) N`: all but the lane's N youngest bulk groups are done (`read`: have read their slots)."""
+
+    name = "async_copy.bulk_wait"
+    pending = prop_def(IntegerAttr.constr(type=eq(i64)))
+    read = opt_prop_def(UnitAttr)
+    assembly_format = "$pending (`read` $read^)? attr-dict"
+
+    def __init__(self, pending: int, read: bool = False):
+        super().__init__(properties={"pending": IntegerAttr(pending, i64), "read": UnitAttr() if read else None})
+
+    def verify_(self) -> None:
+        check_elected(self)
+        if self.pending.value.data < 0:
+            raise VerifyException(f"bulk_wait counts from 0, got {self.pending.value.data}")
+
+
+ELECTED = (ExpectTxOp, TmaLoadOp, TmaStoreOp, BulkCommitOp, BulkWaitOp)
+
+
 AsyncCopy = Dialect(
     "async_copy",
     [
@@ -559,6 +825,19 @@ AsyncCopy = Dialect(
         CommitGroupOp,
         WaitGroupOp,
         BarrierOp,
+        WaitFullOp,
+        WaitEmptyOp,
+        ElectOp,
+        ExpectTxOp,
+        TmaLoadOp,
+        ArriveFullOp,
+        ArriveFullNoincOp,
+        ArriveEmptyOp,
+        FenceProxyAsyncOp,
+        WarpSyncOp,
+        TmaStoreOp,
+        BulkCommitOp,
+        BulkWaitOp,
     ],
     [CursorType, SlotType],
 )

@@ -12,6 +12,8 @@ from emmy.errors import EmmyError
 WHOLE = """
 tile.kernel @k(%a: !tile.view<?x64xf16>, %v: !tile.view<2x?x64xf16>) {
   async_copy.pipeline @ab stages 3 {a = !tile.tile<64x64xf16>, b = !tile.tile<64x64xf16>}
+  async_copy.pipeline @io stages 3 {a = !tile.tile<64x64xf16>} {full_count = 1 : i64, empty_count = 8 : i64, \
+tx_bytes = 8192 : i64, full_base = 8192 : i64, empty_base = 8216 : i64}
   async_copy.pipeline @out stages 1 {c = !tile.tile<64x64xf16>} outbound {base = 1024 : i64, slot_bytes = 8192 : i64, \
 offsets = {c = 0 : i64}, swizzles = {c = 128 : i64}}
   %z = arith.constant 0 : index
@@ -45,6 +47,26 @@ offsets = {c = 0 : i64}, swizzles = {c = 128 : i64}}
     async_copy.wait_group 0
     async_copy.barrier
     async_copy.plain_store %s["a"] -> %a[%z, %z] bytes 8 : !async_copy.slot<@ab, fill> -> !tile.view<?x64xf16>
+    async_copy.wait_empty @ab[%f1]
+    async_copy.wait_empty @ab[%f1] if %p
+    async_copy.elect {
+      async_copy.expect_tx @ab, %s bytes 16384
+      async_copy.tma_load %a[%z, %z] -> %s["a"] : !tile.view<?x64xf16> -> !async_copy.slot<@ab, fill>
+      async_copy.tma_store %s["a"] -> %a[%z, %z] : !async_copy.slot<@ab, fill> -> !tile.view<?x64xf16>
+      async_copy.bulk_commit
+      async_copy.bulk_wait 1 read
+      async_copy.bulk_wait 0
+    }
+    async_copy.arrive_full @ab, %s
+    async_copy.arrive_full_noinc @ab, %s
+  }
+  async_copy.role "main" warps 8 active 4 regs 240 {
+    %r0 = async_copy.begin_read @ab
+    async_copy.wait_full @ab[%r0]
+    %s, %r1 = async_copy.slot @ab[%r0] : !async_copy.cursor<@ab, read>
+    async_copy.fence_proxy_async
+    async_copy.warp_sync
+    async_copy.arrive_empty @ab, %s
   }
 }
 """
@@ -61,6 +83,34 @@ WAIT = "%s, %n = async_copy.wait @ab[%r]\n"
 SLOT = "!async_copy.slot<@ab, fill>"
 
 BROKEN = {
+    "more active warps than there are": (
+        'async_copy.role "main" warps 4 active 5 {\n async_copy.barrier\n}',
+        "of 4 warps 1 to 4 are active, got 5",
+    ),
+    "registers of setmaxnreg": (
+        'async_copy.role "main" warps 4 regs 30 {\n async_copy.barrier\n}',
+        "a multiple of 8 from 24 to 256, got 30",
+    ),
+    "no warps": ('async_copy.role "main" warps 0 {\n async_copy.barrier\n}', "a role has at least 1 warp, got 0"),
+    "arrivals of an mbarrier": (
+        "async_copy.pipeline @p stages 1 {a = !tile.tile<8x8xf16>} {full_count = 0 : i64}",
+        "an mbarrier counts 1 to 2^20-1 arrivals, got full_count = 0",
+    ),
+    "a bulk wait by all threads": ("async_copy.bulk_wait 0", "it stands in async_copy.elect"),
+    "a bulk commit by all threads": ("async_copy.bulk_commit", "it stands in async_copy.elect"),
+    "a barrier by one lane": (
+        "async_copy.elect {\n async_copy.barrier\n}",
+        "is not an event that one elected lane issues",
+    ),
+    "bulk_wait from 0": ("async_copy.elect {\n async_copy.bulk_wait -1\n}", "bulk_wait counts from 0, got -1"),
+    "bytes of a phase": (
+        ACQUIRE + "async_copy.elect {\n async_copy.expect_tx @ab, %s bytes 0\n}",
+        "a phase expects 1 to 2^20-1 bytes, got 0",
+    ),
+    "TMA outside of elect": (
+        ACQUIRE + f'async_copy.tma_load %a[%z, %z] -> %s["a"] : !tile.view<64x64xf16> -> {SLOT}',
+        "it stands in async_copy.elect",
+    ),
     "no stages": (
         "async_copy.pipeline @p stages 0 {a = !tile.tile<8x8xf16>}",
         "a pipeline has at least 1 stage, got 0",
