@@ -22,6 +22,8 @@ from typing import ClassVar, cast
 
 from xdsl.dialects.builtin import (
     ArrayAttr,
+    DenseArrayBase,
+    DictionaryAttr,
     Float32Type,
     FloatAttr,
     IntAttr,
@@ -36,7 +38,7 @@ from xdsl.dialects.builtin import (
     i64,
 )
 from xdsl.ir import Attribute, Block, Dialect, Operation, OpTraits, Region, SSAValue
-from xdsl.irdl import IRDLOperation, eq, irdl_op_definition, prop_def, region_def, result_def, traits_def
+from xdsl.irdl import IRDLOperation, eq, irdl_op_definition, opt_prop_def, prop_def, region_def, result_def, traits_def
 from xdsl.parser import Parser, UnresolvedOperand
 from xdsl.printer import Printer
 from xdsl.traits import ConstantLike, IsolatedFromAbove, NoTerminator, Pure, SymbolOpInterface
@@ -56,6 +58,9 @@ class Row:
     text: the instruction; `$i` is the i-th of results, operands and immediates, counted through. pure: neither memory nor
     synchronisation nor other lanes. literals: register operands may be replaced by constants.
     tied: (result, operand) pairs that want one register, because ptxas then has nothing to move.
+    until: the instruction is repeated until its result, a predicate, holds; it takes no predicate of its own.
+    needs: the flag of `emmy.targets.Target` that a target must have, or nothing. since: the first PTX version, if it is above
+    that of some target with that flag.
     """
 
     name: str
@@ -66,6 +71,9 @@ class Row:
     pure: bool = False
     literals: bool = False
     tied: tuple[tuple[int, int], ...] = ()
+    until: bool = False
+    needs: str = ""
+    since: float = 0.0
 
     @property
     def result_types(self) -> tuple[Attribute, ...]:
@@ -174,7 +182,68 @@ _SYNCHRONISATION: tuple[tuple[str, tuple[str, ...], str], ...] = (
     ("cp_async_wait_group", ("pending",), "cp.async.wait_group $0"),
     ("bar_sync", ("barrier",), "bar.sync $0"),
     ("bar_sync_count", ("barrier", "threads"), "bar.sync $0, $1"),
+    ("bar_warp_sync", (), "bar.warp.sync -1"),
 )
+"""Name, immediates, text: on every target."""
+
+_ASYNC_SYNCHRONISATION: tuple[tuple[str, tuple[str, ...], str, str], ...] = (
+    ("fence_mbarrier_init", (), "fence.mbarrier_init.release.cluster", "tma"),
+    ("fence_proxy_async_shared", (), "fence.proxy.async.shared::cta", "tma"),
+    ("cp_async_bulk_commit_group", (), "cp.async.bulk.commit_group", "tma"),
+    ("cp_async_bulk_wait_group", ("pending",), "cp.async.bulk.wait_group $0", "tma"),
+    ("cp_async_bulk_wait_group_read", ("pending",), "cp.async.bulk.wait_group.read $0", "tma"),
+    ("setmaxnreg_inc", ("registers",), "setmaxnreg.inc.sync.aligned.u32 $0", "setmaxnreg"),
+    ("setmaxnreg_dec", ("registers",), "setmaxnreg.dec.sync.aligned.u32 $0", "setmaxnreg"),
+)
+"""Name, immediates, text, what of a target they need: the async proxy and the register pool."""
+
+_MBARRIERS: tuple[Row, ...] = (
+    Row("mbarrier_init", "", "r", ("offset", "count"), "mbarrier.init.shared.b64 [$0+$1], $2", needs="mbarrier"),
+    Row("mbarrier_arrive", "l", "r", ("offset",), "mbarrier.arrive.shared.b64 $0, [$1+$2]", needs="mbarrier"),
+    Row(
+        "mbarrier_arrive_expect_tx",
+        "",
+        "r",
+        ("offset", "bytes"),
+        "mbarrier.arrive.expect_tx.shared.b64 _, [$0+$1], $2",
+        needs="tma",
+    ),
+    Row(
+        "mbarrier_try_wait_parity",
+        "p",
+        "rr",
+        ("offset",),
+        "mbarrier.try_wait.parity.shared.b64 $0, [$1+$3], $2",
+        literals=True,
+        until=True,
+        needs="tma",
+    ),
+    Row(
+        "mbarrier_test_wait_parity",
+        "p",
+        "rr",
+        ("offset",),
+        "mbarrier.test_wait.parity.shared.b64 $0, [$1+$3], $2",
+        literals=True,
+        until=True,
+        needs="mbarrier",
+    ),
+    Row(
+        "cp_async_mbarrier_arrive_noinc",
+        "",
+        "r",
+        ("offset",),
+        "cp.async.mbarrier.arrive.noinc.shared.b64 [$0+$1]",
+        needs="mbarrier",
+    ),
+)
+"""Barriers in shared memory. An arrive gives the phase that it arrived in, which nobody needs; a wait takes a parity."""
+
+_TMA_LOADS: tuple[tuple[str, str, float], ...] = (
+    ("shared_cluster", "shared::cluster", 0.0),
+    ("shared_cta", "shared::cta", 8.6),
+)
+"""The same load in two spellings. For the first, ptxas calls a function at every load on sm_120a; the second is newer."""
 
 _ACCESSES: tuple[tuple[str, str], ...] = (
     ("b16", "h"),
@@ -187,10 +256,14 @@ _ACCESSES: tuple[tuple[str, str], ...] = (
 """Widths of plain loads and stores, and the registers that they move."""
 
 
+def _list(first: int, count: int) -> str:
+    """`$4,$5`"""
+    return ",".join(f"${i}" for i in range(first, first + count))
+
+
 def _braces(first: int, count: int) -> str:
     """`{$4,$5}`; a single register stands alone."""
-    names = ",".join(f"${i}" for i in range(first, first + count))
-    return f"{{{names}}}" if count > 1 else names
+    return f"{{{_list(first, count)}}}" if count > 1 else _list(first, count)
 
 
 def _arithmetic_rows() -> list[Row]:
@@ -215,16 +288,45 @@ def _memory_rows() -> list[Row]:
     for count in (1, 2, 4):
         for trans in ("", ".trans"):
             shape, name = f"sync.aligned.m8n8.x{count}{trans}.shared.b16", f"x{count}{trans.replace('.', '_')}"
-            load = f"ldmatrix.{shape} {{{_braces(0, count).strip('{}')}}}, [${count}+${count + 1}]"
-            store = f"stmatrix.{shape} [$0+${count + 1}], {{{_braces(1, count).strip('{}')}}}"
+            load = f"ldmatrix.{shape} {{{_list(0, count)}}}, [${count}+${count + 1}]"
+            store = f"stmatrix.{shape} [$0+${count + 1}], {{{_list(1, count)}}}"
             rows.append(Row(f"ldmatrix_{name}", "r" * count, "r", ("offset",), load))
-            rows.append(Row(f"stmatrix_{name}", "", "r" + "r" * count, ("offset",), store))
+            rows.append(Row(f"stmatrix_{name}", "", "r" + "r" * count, ("offset",), store, needs="stmatrix"))
     for name, text in _COPIES:
         offsets = ("shared_offset", "global_offset")
         rows.append(Row(name, "", "rl", offsets, text.replace("{to}", "$2").replace("{from}", "$3")))
         filled = text.replace("{to}", "$3").replace("{from}", "$4") + ", $2"
         rows.append(Row(f"{name}_zfill", "", "rlr", offsets, filled))
     return rows
+
+
+def _async_rows() -> list[Row]:
+    """mbarriers, TMA of 1 to 5 dimensions (coordinates innermost first), elections, register pool."""
+    rows = [*_MBARRIERS, Row("elect_sync", "p", "", (), "elect.sync _|$0, -1", needs="tma")]
+    rows.extend(Row(name, "", "", values, text, needs=needs) for name, values, text, needs in _ASYNC_SYNCHRONISATION)
+    for rank in range(1, 6):
+        coordinates = "r" * rank
+        for name, space, since in _TMA_LOADS:
+            text = (
+                f"cp.async.bulk.tensor.{rank}d.{space}.global.mbarrier::complete_tx::bytes [$0+${rank + 3}], "
+                f"[$1, {{{_list(2, rank)}}}], [${rank + 2}+${rank + 4}]"
+            )
+            offsets = ("shared_offset", "barrier_offset")
+            row = Row(tma_load_name(rank, name), "", f"rl{coordinates}r", offsets, text, needs="tma", since=since)
+            rows.append(row)
+        text = f"cp.async.bulk.tensor.{rank}d.global.shared::cta.bulk_group [$0, {{{_list(1, rank)}}}], [${rank + 1}+${rank + 2}]"
+        rows.append(Row(tma_store_name(rank), "", f"l{coordinates}r", ("shared_offset",), text, needs="tma"))
+    return rows
+
+
+def tma_load_name(rank: int, space: str) -> str:
+    """The op of a TMA load: destination, tensor map, coordinates, mbarrier; `space` is shared_cluster or shared_cta."""
+    return f"cp_async_bulk_tensor_{rank}d_{space}_global"
+
+
+def tma_store_name(rank: int) -> str:
+    """The op of a TMA store: tensor map, coordinates, source."""
+    return f"cp_async_bulk_tensor_{rank}d_global_shared"
 
 
 def _warp_rows() -> list[Row]:
@@ -247,14 +349,14 @@ def _mma_row(atom: Atom) -> Row:
     counts = (len(sums), atom.a.registers, atom.b.registers, len(sums))
     lists, first = list[str](), 0
     for count in counts:
-        lists.append(f"{{{_braces(first, count).strip('{}')}}}")
+        lists.append(f"{{{_list(first, count)}}}")
         first += count
     operands = "r" * (atom.a.registers + atom.b.registers) + sums
     tied = tuple((i, atom.a.registers + atom.b.registers + i) for i in range(len(sums)))
     return Row(mma_name(atom), sums, operands, (), f"{atom.ptx} {', '.join(lists)}", pure=True, tied=tied)
 
 
-ROWS: dict[str, Row] = {row.name: row for row in (*_arithmetic_rows(), *_memory_rows(), *_warp_rows())}
+ROWS: dict[str, Row] = {row.name: row for row in (*_arithmetic_rows(), *_memory_rows(), *_warp_rows(), *_async_rows())}
 """Every instruction by the name of its op, without `ptx.`."""
 
 
@@ -329,8 +431,9 @@ class Instruction(Operation):
         row, types = self.row, tuple(self.operand_types)
         wanted = row.operand_types
         if len(types) > len(wanted):
-            if row.pure:
-                raise VerifyException("an instruction without effects takes no predicate")
+            if row.pure or row.until:
+                what = "that is repeated" if row.until else "without effects"
+                raise VerifyException(f"an instruction {what} takes no predicate")
             wanted = (*wanted, i1, *row.result_types)
         if types != wanted:
             raise VerifyException(f"operands are {_type_list(wanted)}, got {_type_list(types)}")
@@ -406,8 +509,48 @@ class CommentOp(IRDLOperation):
             raise VerifyException("a comment is one line")
 
 
-PARAMETER_WORDS: dict[str, tuple[int, IntegerType]] = {"pointer": (1, i64), "dim": (2, i32), "stride": (2, i64)}
+PARAMETER_WORDS: dict[str, tuple[int, IntegerType]] = {
+    "pointer": (1, i64),
+    "dim": (2, i32),
+    "stride": (2, i64),
+    "tensor_map": (1, i64),
+}
 """What a kernel parameter can be, how many numbers follow the word, and its type."""
+
+
+@dataclass(frozen=True)
+class TensorMap:
+    """What TMA moves at once. view: number of the launch argument. box: elements in each of the view's dimensions,
+    outermost first. swizzle: 0, 32, 64 or 128 bytes."""
+
+    view: int
+    box: tuple[int, ...]
+    swizzle: int
+
+    def attribute(self) -> DictionaryAttr:
+        """`{view = 0 : i64, box = array<i64: 128, 64>, swizzle = 128 : i64}`"""
+        numbers = {"view": IntegerAttr(self.view, i64), "swizzle": IntegerAttr(self.swizzle, i64)}
+        return DictionaryAttr({"box": DenseArrayBase.from_list(i64, self.box), **numbers})
+
+    @staticmethod
+    def of(attribute: Attribute) -> TensorMap:
+        """The tensor map of an attribute. Raises `VerifyException` if it is none."""
+        data: dict[str, Attribute] = dict(attribute.data) if isinstance(attribute, DictionaryAttr) else {}
+        view, box, swizzle = data.get("view"), data.get("box"), data.get("swizzle")
+        if (
+            not isinstance(view, IntegerAttr)
+            or not isinstance(box, DenseArrayBase)
+            or not isinstance(swizzle, IntegerAttr)
+        ):
+            raise VerifyException(f"a tensor map has a view, a box and a swizzle, got {attribute}")
+        return TensorMap(view.value.data, tuple(int(n) for n in box.get_values()), swizzle.value.data)
+
+    def check(self) -> None:
+        """Raises `VerifyException` for a box that TMA does not move (CUDA driver API, `cuTensorMapEncodeTiled`)."""
+        if not 1 <= len(self.box) <= 5 or not all(1 <= n <= 256 for n in self.box):
+            raise VerifyException(f"a box has 1 to 5 dimensions of 1 to 256 elements, got {list(self.box)}")
+        if self.swizzle not in (0, 32, 64, 128):
+            raise VerifyException(f"a swizzle spans 0, 32, 64 or 128 bytes, got {self.swizzle}")
 
 
 @irdl_op_definition
@@ -416,7 +559,8 @@ class KernelOp(IRDLOperation):
 
     threads: of a CTA. min_ctas: CTAs a multiprocessor must be able to hold (bounds registers). shared_bytes: dynamic shared
     memory of a launch. params says of each parameter what the launch passes: `"pointer 2"`, the address of launch argument
-    2; `"dim 0 1"`, the size of axis 1 of argument 0; `"stride 0 1"`, the stride of that axis in elements.
+    2; `"dim 0 1"`, the size of axis 1 of argument 0; `"stride 0 1"`, the stride of that axis in elements; `"tensor_map 0"`,
+    the 128 bytes of the first of `tensor_maps`, by value: the block argument is their address.
     """
 
     name = "ptx.kernel"
@@ -425,10 +569,20 @@ class KernelOp(IRDLOperation):
     min_ctas = prop_def(IntegerAttr.constr(type=eq(i64)))
     shared_bytes = prop_def(IntegerAttr.constr(type=eq(i64)))
     params = prop_def(ArrayAttr[StringAttr])
+    tensor_maps = opt_prop_def(ArrayAttr[DictionaryAttr])
     body = region_def("single_block")
     traits = traits_def(IsolatedFromAbove(), SymbolOpInterface(), NoTerminator())
 
-    def __init__(self, name: str, threads: int, min_ctas: int, shared_bytes: int, params: Sequence[str], body: Region):
+    def __init__(
+        self,
+        name: str,
+        threads: int,
+        min_ctas: int,
+        shared_bytes: int,
+        params: Sequence[str],
+        body: Region,
+        tensor_maps: Sequence[TensorMap] = (),
+    ):
         super().__init__(
             regions=[body],
             properties={
@@ -437,8 +591,14 @@ class KernelOp(IRDLOperation):
                 "min_ctas": IntegerAttr(min_ctas, i64),
                 "shared_bytes": IntegerAttr(shared_bytes, i64),
                 "params": ArrayAttr([StringAttr(p) for p in params]),
+                "tensor_maps": ArrayAttr([m.attribute() for m in tensor_maps]) if tensor_maps else None,
             },
         )
+
+    @property
+    def maps(self) -> tuple[TensorMap, ...]:
+        """The tensor maps that a launch passes."""
+        return tuple(TensorMap.of(m) for m in self.tensor_maps) if self.tensor_maps is not None else ()
 
     @property
     def block(self) -> Block:
@@ -455,8 +615,12 @@ class KernelOp(IRDLOperation):
             numbers.append(parser.parse_integer(allow_boolean=False, allow_negative=False))
         parser.parse_keyword("params")
         params = parser.parse_comma_separated_list(parser.Delimiter.SQUARE, parser.parse_str_literal)
+        maps: list[TensorMap] = []
+        if parser.parse_optional_keyword("tensor_maps") is not None:
+            found = parser.parse_comma_separated_list(parser.Delimiter.SQUARE, parser.parse_attribute)
+            maps = [TensorMap.of(attribute) for attribute in found]
         attributes = parser.parse_optional_attr_dict_with_keyword()
-        op = cls(name.data, numbers[0], numbers[1], numbers[2], params, parser.parse_region(args))
+        op = cls(name.data, numbers[0], numbers[1], numbers[2], params, parser.parse_region(args), maps)
         if attributes is not None:
             op.attributes = dict(attributes.data)
         return op
@@ -473,6 +637,10 @@ class KernelOp(IRDLOperation):
         ):
             printer.print_string(f" {word} {value.value.data}")
         printer.print_string(" params [" + ", ".join(f'"{p.data}"' for p in self.params) + "]")
+        if self.tensor_maps is not None:
+            printer.print_string(" tensor_maps [")
+            printer.print_list(self.tensor_maps, printer.print_attribute)
+            printer.print_string("]")
         printer.print_op_attributes(self.attributes, print_keyword=True)
         printer.print_string(" ")
         printer.print_region(self.body, print_entry_block_args=False, print_empty_block=False)
@@ -487,10 +655,14 @@ class KernelOp(IRDLOperation):
             count, type_ = PARAMETER_WORDS.get(word, (0, None))
             if len(numbers) != count or not all(n.isdecimal() for n in numbers):
                 raise VerifyException(
-                    f"'{param.data}' describes no parameter; examples: pointer 0, dim 0 1, stride 0 1"
+                    f"'{param.data}' describes no parameter; examples: pointer 0, dim 0 1, stride 0 1, tensor_map 0"
                 )
             if arg.type != type_:
                 raise VerifyException(f"the parameter '{param.data}' is {type_}, got {arg.type}")
+            if word == "tensor_map" and int(numbers[0]) >= len(self.maps):
+                raise VerifyException(f"'{param.data}', and there are {len(self.maps)} tensor map(s)")
+        for tensor_map in self.maps:
+            tensor_map.check()
 
 
 Ptx = Dialect("ptx", [KernelOp, ConstantOp, CommentOp, *INSTRUCTIONS.values()], [])

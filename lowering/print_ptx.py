@@ -32,6 +32,9 @@ DECLARED: dict[Attribute, str] = {i1: ".pred", i16: ".b16", i32: ".b32", i64: ".
 MOVES: dict[Attribute, str] = {i1: "mov.pred", i16: "mov.b16", i32: "mov.b32", i64: "mov.b64", f32: "mov.f32"}
 PARAMETER_TYPES: dict[Attribute, str] = {i32: "u32", i64: "u64"}
 
+MAP_BYTES, MAP_ALIGNMENT = 128, 64
+"""Of a tensor map as a parameter, whose address is taken (CUDA driver API, `CUtensorMap`)."""
+
 
 def print_ptx(module: ModuleOp, target: str) -> str:
     """The PTX text of all `ptx.kernel` ops of `module` for a target such as `sm_90a`, by its lowest sufficient PTX version.
@@ -79,13 +82,17 @@ class KernelPrinter:
     def lines(self) -> list[str]:
         """The `.entry` and its body."""
         kernel, name = self.kernel, self.kernel.sym_name.data
-        params = [f"{name}_{i}" for i in range(len(kernel.block.args))]
-        for param, arg in zip(params, kernel.block.args, strict=True):
-            kind = PARAMETER_TYPES[arg.type]
-            self.out.append(f"\tld.param.{kind} {self.names[arg]}, [{param}];")
+        declared: list[str] = []
+        for number, (kind, arg) in enumerate(zip(kernel.params, kernel.block.args, strict=True)):
+            param, register = f"{name}_{number}", self.names[arg]
+            if kind.data.startswith("tensor_map"):
+                declared.append(f"\t.param .align {MAP_ALIGNMENT} .b8 {param}[{MAP_BYTES}]")
+                self.out += [f"\tmov.b64 {register}, {param};", f"\tcvta.param.u64 {register}, {register};"]
+            else:
+                declared.append(f"\t.param .{PARAMETER_TYPES[arg.type]} {param}")
+                self.out.append(f"\tld.param.{PARAMETER_TYPES[arg.type]} {register}, [{param}];")
         self.block(kernel.block)
         self.out.append("\tret;")
-        declared = [f"\t.param .{PARAMETER_TYPES[a.type]} {p}" for p, a in zip(params, kernel.block.args, strict=True)]
         head = ["", f".visible .entry {name}(", ",\n".join(declared), ")"]
         head += [f".maxntid {kernel.threads.value.data}, 1, 1", f".minnctapersm {kernel.min_ctas.value.data}", "{"]
         for type_, count in self.counts.items():
@@ -152,7 +159,7 @@ class KernelPrinter:
                     self.out.append(f"\t{MOVES[op.result.type]} {name}, {literal(op.value)};")
 
     def instruction(self, op: Instruction) -> None:
-        """One line; with a predicate, before it what its results are where the predicate is false."""
+        """One line; with a predicate, before it what its results are where the predicate is false. A wait: a small loop."""
         row, operands, names = op.row, op.operands, self.names
         count = len(row.operands)
         parts = [names[result] for result in op.results]
@@ -161,6 +168,10 @@ class KernelPrinter:
             properties = op.properties
             parts += [str(cast(IntAttr, properties[i]).data) for i in row.immediates]
         line = _format(row).format(*parts)
+        if row.until:
+            label = self.label("WAIT", self.number())
+            self.out += [f"{label}:", line, f"\t@!{parts[0]} bra {label};"]
+            return
         if len(operands) > count:
             self.move(op.results, operands[count + 1 :])
             line = f"\t@{names[operands[count]]} {line[1:]}"

@@ -17,6 +17,7 @@ HEAD = (
     'params ["pointer 0", "dim 0 0", "stride 0 1"] {\n'
 )
 VALUES = {"l": "%l0", "r": "%r0", "f": "%f0", "p": "%p0", "h": "%h0"}
+IMMEDIATES = {"registers": 24, "count": 4, "bytes": 64}
 DEFINITIONS = "  %f0 = ptx.constant 1.5 : f32\n  %p0 = ptx.setp_lt_s32 %r0, %r0\n  %h0, %h1 = ptx.unpack_b32 %r0\n"
 
 
@@ -26,7 +27,8 @@ def kernel(*lines: str) -> str:
 
 def spell(name: str, predicated: bool = False) -> str:
     row = ROWS[name]
-    parts = [VALUES[letter] for letter in row.operands] + [str(32 * i) for i in range(len(row.immediates))]
+    parts = [VALUES[letter] for letter in row.operands]
+    parts += [str(IMMEDIATES.get(word, 32 * i)) for i, word in enumerate(row.immediates)]
     text = f"ptx.{name} {', '.join(parts)}"
     if predicated:
         text += " if %p0" + (f" else {', '.join(VALUES[x] for x in row.results)}" if row.results else "")
@@ -47,7 +49,7 @@ def test_every_row_round_trips(name: str):
     assert f"ptx.{name}" in round_trip(kernel(spell(name)))
 
 
-@pytest.mark.parametrize("name", [n for n, row in ROWS.items() if not row.pure])
+@pytest.mark.parametrize("name", [n for n, row in ROWS.items() if not (row.pure or row.until)])
 def test_every_row_with_effects_takes_a_predicate(name: str):
     assert "if %p0" in round_trip(kernel(spell(name, predicated=True)))
 
@@ -66,8 +68,8 @@ def every_row(target: str) -> str:
     """The PTX of a kernel with one op of every row that the target has, results renamed apart."""
     lines: list[str] = []
     for number, (name, row) in enumerate(ROWS.items()):
-        if not name.startswith("stmatrix") or TARGETS[target].stmatrix:
-            for predicated in (False,) if row.pure else (False, True):
+        if (not row.needs or getattr(TARGETS[target], row.needs)) and row.since <= float(TARGETS[target].ptx_version):
+            for predicated in (False,) if row.pure or row.until else (False, True):
                 lines.append(spell(name, predicated).replace("%x", f"%x{number}_{int(predicated)}_"))
     return print_ptx(parse_module(kernel(*lines), "test"), target)
 
@@ -75,11 +77,12 @@ def every_row(target: str) -> str:
 @pytest.mark.skipif(find_tool("ptxas") is None, reason="ptxas is not installed")
 @pytest.mark.parametrize("target", TARGETS)
 def test_the_assembler_takes_every_row(target: str):
-    assert list(assemble(every_row(target), target).kernels) == ["k"]
+    # One kernel that gives registers up, uses many and asks for more: ptxas says that it leaves the pool alone.
+    assert list(assemble(every_row(target), target, allow=frozenset({"C7507"})).kernels) == ["k"]
 
 
 def test_the_emulator_knows_every_row():
-    assert "k" in Emulator(every_row("sm_90a")).kernels
+    assert "k" in Emulator(every_row("sm_89")).kernels
 
 
 def test_each_instruction_says_what_it_prints():
@@ -100,6 +103,12 @@ def test_the_mma_row_follows_the_atom_table():
         (['%x = "ptx.add_s32"(%r0, %r0) : (i32, i32) -> i64'], "results are"),
         (['"ptx.bar_sync"() : () -> ()'], "the immediate 'barrier' is missing"),
         (['%x = "ptx.add_s32"(%r0, %r0, %p0, %r0) : (i32, i32, i1, i32) -> i32'], "takes no predicate"),
+        (
+            [
+                '%x = "ptx.mbarrier_try_wait_parity"(%r0, %r0, %p0, %p0) <{offset = #builtin.int<0>}> : (i32, i32, i1, i1) -> i1'
+            ],
+            "that is repeated takes no predicate",
+        ),
         (['"ptx.comment"() <{"text" = "two\\nlines"}> : () -> ()'], "a comment is one line"),
         (['%x = "ptx.constant"() <{"value" = 1 : i32}> : () -> f32'], "has the type of its value"),
         (["%x = ptx.constant 1 : i8"], "i16, i32, i64 or f32"),
@@ -117,6 +126,24 @@ def test_wrong_ops_are_rejected(lines: list[str], message: str):
         ("ptx.kernel @k(%a: i64) threads 32 min_ctas 1 shared_bytes 0 params [] {}", "1 parameter(s) but 0"),
         ('ptx.kernel @k(%a: i64) threads 32 min_ctas 1 shared_bytes 0 params ["dim 0 0"] {}', "is i32, got i64"),
         ('ptx.kernel @k(%a: i64) threads 32 min_ctas 1 shared_bytes 0 params ["pointer"] {}', "describes no parameter"),
+        (
+            'ptx.kernel @k(%a: i64) threads 32 min_ctas 1 shared_bytes 0 params ["tensor_map 0"] {}',
+            "there are 0 tensor map(s)",
+        ),
+        (
+            "ptx.kernel @k() threads 32 min_ctas 1 shared_bytes 0 params [] "
+            "tensor_maps [{view = 0 : i64, box = array<i64: 320, 64>, swizzle = 128 : i64}] {}",
+            "1 to 5 dimensions of 1 to 256 elements, got [320, 64]",
+        ),
+        (
+            "ptx.kernel @k() threads 32 min_ctas 1 shared_bytes 0 params [] "
+            "tensor_maps [{view = 0 : i64, box = array<i64: 32, 64>, swizzle = 16 : i64}] {}",
+            "spans 0, 32, 64 or 128 bytes, got 16",
+        ),
+        (
+            "ptx.kernel @k() threads 32 min_ctas 1 shared_bytes 0 params [] tensor_maps [{view = 0 : i64}] {}",
+            "a tensor map has a view, a box and a swizzle",
+        ),
     ],
 )
 def test_wrong_kernels_are_rejected(head: str, message: str):
