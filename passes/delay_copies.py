@@ -52,7 +52,8 @@ class DelayCopies(ModulePass):
             if products is None:
                 products = 0 if kernel.schedule is None else kernel.schedule.data.delay
             if products:
-                for commit in [o for o in kernel.walk() if isinstance(o, async_copy.CommitGroupOp)]:
+                # The last group first: the ones before it follow up to it, and never pass it.
+                for commit in reversed([o for o in kernel.walk() if isinstance(o, async_copy.CommitGroupOp)]):
                     delay_group(commit, products)
 
 
@@ -79,9 +80,9 @@ def delay_group(commit: async_copy.CommitGroupOp, products: int) -> None:
 
 
 def products_before(first: Operation) -> int:
-    """The products that a group is behind already, since the last wait, barrier or group: moving it again does nothing."""
+    """The products that a group is behind already, since the last wait or barrier: moving it again does nothing."""
     count, op = 0, first.prev_op
-    while op is not None and may_be_passed(op):
+    while op is not None and (may_be_passed(op) or is_copy(op) or isinstance(op, async_copy.CommitGroupOp)):
         count += isinstance(op, mma.MmaOp)
         op = op.prev_op
     return count
@@ -97,19 +98,22 @@ def group_of(commit: async_copy.CommitGroupOp) -> list[Operation]:
     return group
 
 
-def is_copy(op: Operation) -> bool:
-    """A cp.async of a tile, or a branch that holds nothing else that touches memory."""
-    if isinstance(op, async_copy.CpAsyncOp):
+def is_copy(op: Operation, kinds: tuple[type[Operation], ...] = (async_copy.CpAsyncOp,)) -> bool:
+    """A copy of a tile, of one of these kinds, or a branch that holds nothing else that touches memory."""
+    if isinstance(op, kinds):
         return True
     if not isinstance(op, scf.IfOp) or op.results:
         return False
     inner = [o for region in op.regions for block in region.blocks for o in block.ops]
-    return any(map(is_copy, inner)) and all(
-        is_copy(o) or isinstance(o, scf.YieldOp) or get_effects(o) == set() for o in inner
+    copies = [is_copy(o, kinds) for o in inner]
+    return any(copies) and all(
+        copy or isinstance(o, scf.YieldOp) or get_effects(o) == set() for o, copy in zip(inner, copies, strict=True)
     )
 
 
 def may_be_passed(op: Operation) -> bool:
     """Ops that compute, or read shared memory: a copy that lands later cannot disturb them more than before."""
+    if isinstance(op, async_copy.SlotOp):
+        return True
     effects = get_effects(op)
     return not op.regions and effects is not None and all(e.kind == MemoryEffectKind.READ for e in effects)
