@@ -14,17 +14,22 @@ from xdsl.traits import MemoryEffectKind, get_effects
 from emmy.dialects import async_copy, mma, tile
 from emmy.errors import EmmyError
 
+CP_ASYNC = (async_copy.CpAsyncOp,)
+TMA = (async_copy.ExpectTxOp, async_copy.TmaLoadOp)
+"""What copies: ops that `is_copy` looks for. TMA has no groups: its issue is one branch that holds one elected lane's events."""
+
 
 @dataclass(frozen=True)
 class DelayCopies(ModulePass):
-    """Contract: moves groups of `cp_async` down inside their block; no op is added, removed or changed.
+    """Contract: moves groups of `cp_async`, and TMA issues, down inside their block; no op is added, removed or changed.
 
     Accepts `tile.kernel` bodies after `lower-transport`. `products` is how many `mma.mma` of the block a group is moved
     behind; by default the `delay` of the kernel's schedule. With 0 nothing moves.
 
-    Guarantees: a group (the copies, or the `scf.if` that guards them, and their `commit_group`) only passes ops that
-    compute or read fragments. It never passes a wait, a barrier, another group or a loop, so what is in flight at each
-    wait, and which barrier a copy comes after, stay the same.
+    Guarantees: a group (the copies, or the `scf.if` that guards them, and their `commit_group`; or the `elect` of a TMA
+    issue with its `scf.if`) only passes ops that compute or read fragments. It never passes a wait, a barrier, another
+    group or a loop, so what is in flight at each wait, and which barrier a copy comes after, stay the same. Doing it twice
+    changes nothing more.
 
     Why: right after the barrier all warps would fill the load/store queue with copies, and the `ldmatrix` that the first
     products wait for would queue behind them while the tensor cores idle.
@@ -53,56 +58,58 @@ class DelayCopies(ModulePass):
                 products = 0 if kernel.schedule is None else kernel.schedule.data.delay
             if products:
                 # The last group first: the ones before it follow up to it, and never pass it.
-                for commit in reversed([o for o in kernel.walk() if isinstance(o, async_copy.CommitGroupOp)]):
-                    delay_group(commit, products)
+                for group in reversed([g for o in kernel.walk() if (g := group_of(o))]):
+                    delay_group(group, products)
 
 
-def delay_group(commit: async_copy.CommitGroupOp, products: int) -> None:
+def delay_group(group: list[Operation], products: int) -> None:
     """Move one group behind up to `products` mma ops."""
-    group = group_of(commit)
-    block = commit.parent
-    if not group or not isinstance(block, Block):
-        return
+    block = group[0].parent
+    assert isinstance(block, Block)
     products -= products_before(group[0])
     last: Operation | None = None
-    after = commit.next_op
+    after = group[-1].next_op
     while after is not None and products > 0 and may_be_passed(after):
         if isinstance(after, mma.MmaOp):
             last, products = after, products - 1
         after = after.next_op
     if last is None:
         return
-    anchor = last
-    for op in [*group, commit]:
+    for op in group:
         op.detach()
-        block.insert_op_after(op, anchor)
-        anchor = op
+        block.insert_op_after(op, last)
+        last = op
 
 
 def products_before(first: Operation) -> int:
     """The products that a group is behind already, since the last wait or barrier: moving it again does nothing."""
     count, op = 0, first.prev_op
-    while op is not None and (may_be_passed(op) or is_copy(op) or isinstance(op, async_copy.CommitGroupOp)):
+    while op is not None and (
+        may_be_passed(op) or is_copy(op, (*CP_ASYNC, *TMA)) or isinstance(op, async_copy.CommitGroupOp)
+    ):
         count += isinstance(op, mma.MmaOp)
         op = op.prev_op
     return count
 
 
-def group_of(commit: async_copy.CommitGroupOp) -> list[Operation]:
-    """The copies of a group, in order: what stands directly before its commit."""
-    group: list[Operation] = []
-    op = commit.prev_op
-    while op is not None and is_copy(op):
-        group.insert(0, op)
-        op = op.prev_op
-    return group
+def group_of(op: Operation) -> list[Operation]:
+    """The group that ends with this op, in order: a commit with the copies directly before it, or a whole TMA issue."""
+    if isinstance(op, scf.IfOp | async_copy.ElectOp):
+        parent = op.parent_op()
+        return [op] if is_copy(op, TMA) and not (parent is not None and is_copy(parent, TMA)) else []
+    if not isinstance(op, async_copy.CommitGroupOp):
+        return []
+    group: list[Operation] = [op]
+    while group[0].prev_op is not None and is_copy(group[0].prev_op, CP_ASYNC):
+        group.insert(0, group[0].prev_op)
+    return group if len(group) > 1 else []
 
 
-def is_copy(op: Operation, kinds: tuple[type[Operation], ...] = (async_copy.CpAsyncOp,)) -> bool:
-    """A copy of a tile, of one of these kinds, or a branch that holds nothing else that touches memory."""
+def is_copy(op: Operation, kinds: tuple[type[Operation], ...]) -> bool:
+    """A copy of a tile, of one of these kinds, or a branch or elected lane that does nothing else that touches memory."""
     if isinstance(op, kinds):
         return True
-    if not isinstance(op, scf.IfOp) or op.results:
+    if not isinstance(op, scf.IfOp | async_copy.ElectOp) or op.results:
         return False
     inner = [o for region in op.regions for block in region.blocks for o in block.ops]
     copies = [is_copy(o, kinds) for o in inner]

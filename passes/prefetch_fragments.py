@@ -13,12 +13,23 @@ from xdsl.passes import ModulePass
 from xdsl.traits import is_side_effect_free
 
 from emmy.dialects import async_copy, mma, tile
-from emmy.passes.delay_copies import is_copy
+from emmy.passes.delay_copies import CP_ASYNC, TMA, is_copy
 from emmy.passes.emitter import Emitter
 
-WAITS = (async_copy.WaitGroupOp, async_copy.BarrierOp)
-COPIES = (async_copy.CpAsyncOp, async_copy.PlainCopyOp)
+WAITS = (
+    async_copy.WaitGroupOp,
+    async_copy.BarrierOp,
+    async_copy.WaitFullOp,
+    async_copy.FenceProxyAsyncOp,
+    async_copy.WarpSyncOp,
+)
+"""What a head may hold beside loads: no load crosses one of these."""
+
+COPIES = (*CP_ASYNC, *TMA, async_copy.PlainCopyOp)
 """What loads may overtake: copies fill slots that nobody reads before the next wait or barrier."""
+
+RELEASES = (async_copy.FenceProxyAsyncOp, async_copy.WarpSyncOp, async_copy.ArriveEmptyOp)
+"""How a slot is given back; behind the last product it moves before it, and so before the next wait."""
 
 
 @dataclass(frozen=True)
@@ -30,7 +41,7 @@ class PrefetchFragments(ModulePass):
     wait, the barrier, the slot, the loads of that product's operands, and every load before the last of these waits. A
     loop is left as it is
     * if its head holds anything else that touches memory, or would overtake anything but copies and loads,
-    * if it has fewer than two products, or touches memory behind the last one,
+    * if it has fewer than two products, or does more behind the last one than to give its slot back,
     * if what the head needs comes from the last product or from what follows it.
 
     Guarantees: every wait, barrier, commit and copy happens in the same order as before, seen by one warp, and no load
@@ -102,8 +113,9 @@ def plan_rotation(loop: scf.ForOp) -> Rotation | None:
     if head is None:
         return None
     last = ops.index(products[-1])
-    middle = [op for op in ops[:last] if op not in head]
-    tail = ops[last:]
+    releases = [op for op in ops[last:] if isinstance(op, RELEASES)]
+    middle = [*(op for op in ops[:last] if op not in head), *releases]
+    tail = [op for op in ops[last:] if op not in releases]
     if not all(map(computes, tail)):
         return None
     made_late = {result for op in tail for result in op.results}
