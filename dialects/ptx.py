@@ -273,6 +273,7 @@ def _arithmetic_rows() -> list[Row]:
         name = opcode.replace(".", "_")
         rows.append(Row(name, results, operands, (), f"{opcode} {slots}", pure=True, literals=True))
     rows.extend(Row(name, results, operands, (), text, pure=True) for name, results, operands, text in _MOVES)
+    rows.append(Row("add_f32_f16", "f", "hf", (), "add.f32.f16 $0, $1, $2", pure=True, needs="mixed_add"))
     return rows
 
 
@@ -335,6 +336,7 @@ def _warp_rows() -> list[Row]:
         for mode, last in (("idx", 31), ("bfly", 31)):
             text = f"shfl.sync.{mode}.b32 $0, $1, $2, {last}, -1"
             rows.append(Row(f"shfl_{mode}_{suffix}", letter, letter, ("lane",), text))
+    rows.append(Row("vote_any_pred", "p", "p", (), "vote.sync.any.pred $0, $1, -1"))
     rows.extend(_mma_row(atom) for atom in ATOMS if not atom.asynchronous)
     return rows
 

@@ -36,6 +36,7 @@ DEFAULT: tuple[Step, ...] = (
     Step("tensor_op", "assign-schedule", ("tensor_op.matmul",)),
     Step("tile", "lower-tensor-op", ("tensor_op.matmul", "tensor_op.map", "tensor_op.cast")),
     Step("level3", "lower-tile", ("tile.load", "tile.store")),
+    Step("level3", "split-accumulation", ("mma.mma",)),
     Step("level3", "double-buffer-fragments", ("mma.mma",)),
     Step("level3", "verify-pipelines", PROTOCOL),
     Step("level3", "place-roles", ("async_copy.producer", "async_copy.consumer")),

@@ -14,12 +14,14 @@ TRANSPORTS = ("auto", "cp_async", "plain", "tma")
 ROLES = ("unified", "specialized")
 EPILOGUES = ("shared", "direct")
 SITES = ("eager", "first")
+PROMOTIONS = ("auto", "convert", "identity")
 
 CHOICES: dict[str, tuple[str, ...]] = {
     "transport": TRANSPORTS,
     "roles": ROLES,
     "epilogue": EPILOGUES,
     "sites": SITES,
+    "promotion": PROMOTIONS,
 }
 """Fields that hold one word, and the words."""
 
@@ -36,7 +38,9 @@ class Schedule:
     sites: where a unified kernel issues copies: after each wait, or once a loop body.
     delay: products of a loop body (one a k-step) that stand before its copies.
     prefetch: 1 to load the first fragments of the next slot before the last product of this one.
-    promote: contraction elements per f16 partial; 0 takes the policy's max_k. opt_level: of ptxas.
+    promote: contraction elements per f16 partial; 0 takes the policy's max_k.
+    promotion: how a partial goes into the f32 sum: `convert` and add, or a product with an `identity`; `auto` takes the target's.
+    opt_level: of ptxas.
     """
 
     block: tuple[int, ...] = (128, 128, 64)
@@ -52,6 +56,7 @@ class Schedule:
     delay: int = 1
     prefetch: int = 1
     promote: int = 0
+    promotion: str = "auto"
     opt_level: int = 3
 
     def problem(self) -> str | None:

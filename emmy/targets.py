@@ -29,7 +29,8 @@ class Target:
     """One value of ptxas's `-arch`, with the limits of the architecture and the sizes of one reference card.
 
     Sizes are bytes; `registers_*` count 32-bit registers; rates are FMA per clock per SM. A flag says that ptxas
-    accepts the instruction for this target *and* that using it is sensible there.
+    accepts the instruction for this target *and* that using it is sensible there; `mixed_add`: `add.f32.f16`.
+    `promotion`: how f16 partial sums are best added to f32 ones, `convert` or `identity` (see `emmy.schedules`).
     """
 
     name: str
@@ -50,6 +51,8 @@ class Target:
     wgmma: bool
     setmaxnreg: bool
     multicast: bool
+    promotion: str = "convert"
+    mixed_add: bool = False
     cp_async: bool = True
     ldmatrix: bool = True
     max_threads: int = 1024

@@ -123,7 +123,7 @@ class KernelLowering:
         self.copies = Copies(self.builder, shared, 32 * self.warps, self.tid)
         lane = cast(SSAValue, self.builder.low_bits(self.tid, 31))
         lane.name_hint = "lane"
-        self.fragments = Fragments(self.builder, shared, lane, target.stmatrix)
+        self.fragments = Fragments(self.builder, shared, lane, target)
         parameters = iter(self.block.args)
         for arg, kind in zip(kernel.block.args, kinds, strict=True):
             given = [next(parameters) for _ in kind]
@@ -370,8 +370,11 @@ class KernelLowering:
         self.values[op.result] = self.fragments.multiply(op, a, b, c)
 
     def promote(self, op: mma.PromoteOp) -> None:
-        """Belongs to a policy that this lowering does not have yet."""
-        raise EmmyError("mma.promote needs split-accumulation", location_of(op))
+        """As the schedule says, else as the target is best at."""
+        by = self.schedule.promotion if self.schedule else "auto"
+        partial, sums = self.registers(op.partial), self.registers(op.acc)
+        by = self.target.promotion if by == "auto" else by
+        self.values[op.result] = self.fragments.promote(op, partial, sums, by)
 
     def map(self, op: mma.MapOp) -> None:
         """Elementwise"""

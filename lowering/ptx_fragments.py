@@ -31,6 +31,7 @@ from emmy.lowering.ptx_addresses import (
 )
 from emmy.lowering.ptx_builder import Builder, Number
 from emmy.lowering.ptx_elementwise import FUNCTIONS
+from emmy.targets import Target
 
 Registers = list[SSAValue]
 
@@ -38,6 +39,12 @@ MATRIX = 16
 """Rows and columns of the block that one ldmatrix.x4 loads."""
 
 FLOAT_DTYPES = ("f16", "bf16", "f32")
+
+PROMOTING = get_atom("m16n8k8", "f16", "f32")
+"""The atom that adds f16 partial sums, as its operand a, into f32 sums."""
+
+ONE_F16 = 0x3C00
+"""1.0 as f16."""
 
 
 @dataclass(frozen=True)
@@ -91,12 +98,12 @@ def matrix_plan(place: OperandPlace, transposed: bool, rows: int, cols: int, ato
 class Fragments:
     """Lowers the fragment ops of a kernel."""
 
-    def __init__(self, builder: Builder, shared: SharedAddresses, lane: SSAValue, stmatrix: bool):
-        """lane: lane number. stmatrix: does the target have it?"""
+    def __init__(self, builder: Builder, shared: SharedAddresses, lane: SSAValue, target: Target):
+        """lane: lane number."""
         self.builder = builder
         self.shared = shared
         self.lane = lane
-        self.stmatrix = stmatrix
+        self.target = target
 
     # ---- registers and elements --------------------------------------------------------------------------------------
 
@@ -205,7 +212,7 @@ class Fragments:
         b, shape = self.builder, shape_of(op.value.type)
         if shape.place != "c" or 1 in (shape.rows, shape.cols) or shape.dtype not in FLOAT_DTYPES:
             raise EmmyError(f"no instruction stores the fragment {op.value.type} to shared memory", location_of(op))
-        if shape.packed and self.stmatrix and shape.cols % MATRIX == 0:
+        if shape.packed and self.target.stmatrix and shape.cols % MATRIX == 0:
             self._store_matrices(shape, registers, field, slot, at)
             return
         lanes, count = self.accumulator_lanes(shape), 1 if shape.packed else 2
@@ -298,6 +305,42 @@ class Fragments:
                     block.add_op(made)
                     sums[at_c : at_c + nc] = made.results
         return sums
+
+    def promote(self, op: mma.PromoteOp, partial: Registers, sums: Registers, by: str) -> Registers:
+        """f16 partial sums into f32 ones, atom by atom: by `convert` and add, or by a product with an `identity`."""
+        source, result = shape_of(op.partial.type), shape_of(op.acc.type)
+        if (source.dtype, result.dtype, source.place, result.place) != ("f16", "f32", "c", "c"):
+            raise EmmyError(f"no promotion of {op.partial.type} into {op.acc.type}", location_of(op))
+        return self._promote_by_identity(partial, sums) if by == "identity" else self._promote_by_add(partial, sums)
+
+    def _promote_by_identity(self, partial: Registers, sums: Registers) -> Registers:
+        """16x8 partial sums are an operand a as they lie in registers: sums + partial * I, one mma an atom.
+
+        An infinity among them times the zeros of I gives NaN to its row of the atom.
+        """
+        b, name = self.builder, mma_name(PROMOTING)
+        # Column n of I is held by the lanes 4n .. 4n + 3, rows 2t and 2t + 1 by lane 4n + t, in halves of a register.
+        row, column = b.mul(b.low_bits(self.lane, 3), 2), b.divide(self.lane, 4)
+        low = b.select(b.compare("eq", column, row), ONE_F16, 0)
+        identity = b.register(b.select(b.compare("eq", column, b.add(row, 1)), ONE_F16 << 16, low))
+        found: Registers = []
+        for i in range(len(partial) // 2):
+            operands = (*partial[2 * i : 2 * i + 2], identity, *sums[4 * i : 4 * i + 4])
+            found.extend(b.emit(name, operands).results)
+        return found
+
+    def _promote_by_add(self, partial: Registers, sums: Registers) -> Registers:
+        """Each partial sum is widened and added, by one instruction where the target has it."""
+        b, found = self.builder, Registers()
+        for register, pair in zip(partial, zip(sums[::2], sums[1::2], strict=True), strict=True):
+            halves = b.emit("unpack_b32", (register,)).results
+            for half, total in zip(halves, pair, strict=True):
+                if self.target.mixed_add:
+                    found.append(b.emit("add_f32_f16", (half, total)).results[0])
+                else:
+                    wide = b.emit("cvt_f32_f16", (half,)).results[0]
+                    found.append(b.emit("add_f32", (total, wide)).results[0])
+        return found
 
     def convert(self, op: mma.ConvertOp, registers: Registers) -> Registers:
         """Another element type, or another place whose layout is the same."""

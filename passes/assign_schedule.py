@@ -33,7 +33,7 @@ from emmy.schedules import Epilogue, Schedule, choose_schedule, problem_on_targe
 from emmy.targets import Target, get_target
 
 GRIDS = {"block": ("block_m", "block_n", "block_k"), "warps": ("warps_m", "warps_n")}
-SCALARS = ("atom", "stages", "transport", "roles", "raster", "fragments", "epilogue", "sites", "promote")
+SCALARS = ("atom", "stages", "transport", "roles", "raster", "fragments", "epilogue", "sites", "promote", "promotion")
 COUNTS_FROM_ZERO = ("delay", "prefetch", "opt_level")
 """Fields for which 0 is a choice: their options are unset at -1."""
 
@@ -64,6 +64,7 @@ class AssignSchedule(ModulePass):
     delay: int = -1
     prefetch: int = -1
     promote: int = 0
+    promotion: str = ""
     opt_level: int = -1
 
     def apply(self, ctx: Context, op: ModuleOp) -> None:
