@@ -18,7 +18,33 @@ Step = ac.AcquireOp | ac.CommitOp | ac.WaitOp | ac.ReleaseOp
 PROTOCOL_OPS = (ac.AcquireOp, ac.CopyOp, ac.CommitOp, ac.WaitOp, ac.ReleaseOp, ac.StoreOp, ac.DrainOp)
 """Ops with a meaning in tickets; `lower-transport` leaves none of them."""
 
-EVENT_OPS = (ac.SlotOp, ac.CpAsyncOp, ac.PlainCopyOp, ac.PlainStoreOp, ac.CommitGroupOp, ac.WaitGroupOp, ac.BarrierOp)
+MbarrierEvent = (
+    ac.WaitFullOp | ac.WaitEmptyOp | ac.ExpectTxOp | ac.ArriveFullOp | ac.ArriveFullNoincOp | ac.ArriveEmptyOp
+)
+"""Events on the mbarriers of a ring's slots."""
+
+EVENT_OPS = (
+    ac.SlotOp,
+    ac.CpAsyncOp,
+    ac.PlainCopyOp,
+    ac.PlainStoreOp,
+    ac.CommitGroupOp,
+    ac.WaitGroupOp,
+    ac.BarrierOp,
+    ac.ElectOp,
+    ac.TmaLoadOp,
+    ac.TmaStoreOp,
+    ac.BulkCommitOp,
+    ac.BulkWaitOp,
+    ac.FenceProxyAsyncOp,
+    ac.WarpSyncOp,
+    ac.WaitFullOp,
+    ac.WaitEmptyOp,
+    ac.ExpectTxOp,
+    ac.ArriveFullOp,
+    ac.ArriveFullNoincOp,
+    ac.ArriveEmptyOp,
+)
 """Ops that `lower-transport` makes."""
 
 
@@ -33,8 +59,8 @@ def pipelines_of(kernel: KernelOp) -> dict[str, ac.PipelineOp]:
 
 
 def ring_of(op: Operation) -> str | None:
-    """The pipeline that a step, begin, drain or slot op names; None for any other op."""
-    if isinstance(op, Step | ac.BeginFillOp | ac.BeginReadOp | ac.DrainOp | ac.SlotOp):
+    """The pipeline that a step, begin, drain, slot or mbarrier op names; None for any other op."""
+    if isinstance(op, Step | ac.BeginFillOp | ac.BeginReadOp | ac.DrainOp | ac.SlotOp | MbarrierEvent):
         return op.pipeline.root_reference.data
     return None
 
