@@ -1,8 +1,8 @@
 """How full each ring is along the consumer, counted without running it: where a unified role issues its copies.
 
-For every ring: `issued` slots (filled and not yet waited for) and `free` ones. A wait needs an issued slot; a release frees one;
-an *issue site* refills all free ones. Loop heads are fixed points, found by running the body from the state before it.
-The result says where to issue, and how deep the prologue is; `place-roles` writes it as ops.
+For every ring: `issued` slots (filled and not yet waited for) and `free` ones. A wait needs an issued slot; a release frees
+slots (in ring order: `holding`); an *issue site* refills all free ones. Loop heads are fixed points, found by running the body
+from the state before it. The result says where to issue, and how deep the prologue is; `place-roles` writes it as ops.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from xdsl.dialects import scf
 from xdsl.ir import Block, Operation
 
 from emmy.dialects import async_copy as ac
+from emmy.passes.holding import Holding, none_free
 from emmy.passes.protocol import fail, ring_of, steps
 
 
@@ -64,6 +65,7 @@ class _Occupancy:
     depth: dict[str, int]
     tails: set[tuple[Operation, str]]
     plan: Plan = field(default_factory=Plan)
+    holding: Holding = field(default_factory=Holding)
     issued: dict[str, int] = field(default_factory=dict[str, int])
     free: dict[str, int] = field(default_factory=dict[str, int])
 
@@ -83,8 +85,8 @@ class _Occupancy:
                 site = in_loop and not (seen and self.sites == "first")
                 self.plan.after[op] = self.refill() if site else []
                 seen = True
-            elif isinstance(op, ac.ReleaseOp) and ring in self.supplies and not self.supplies[ring].once:
-                self.free[ring] += 1
+            elif isinstance(op, ac.ReleaseOp) and ring in self.supplies:
+                self.free[ring] += self.holding.give((ring, "read"), op.slot)
             elif isinstance(op, scf.ForOp) and self.touches(op):
                 self.loop(op)
             elif op.regions and self.touches(op):
@@ -97,18 +99,18 @@ class _Occupancy:
     def touches(self, op: Operation) -> bool:
         return any(ring_of(step) in self.supplies for step in steps(op))
 
-    def wait(self, op: Operation, ring: str) -> None:
+    def wait(self, op: ac.WaitOp, ring: str) -> None:
         self.plan.before[op] = []
         if self.issued[ring] == 0:
             if self.supplies[ring].once:
                 fail(op, f"pipeline @{ring} is waited for more often than it is filled")
             if self.free[ring] == 0:
-                stages = self.supplies[ring].stages
-                fail(op, f"pipeline @{ring} has {stages} stage(s) and every slot is held here: it wants more stages")
+                fail(op, none_free(ring, self.supplies[ring].stages, self.holding.windows[ring, "read"]))
             self.plan.before[op] = [Issue(ring)]
             self.free[ring] -= 1
             self.issued[ring] += 1
         self.issued[ring] -= 1
+        self.holding.take((ring, "read"), op.slot)
 
     def refill(self) -> list[Issue]:
         counts = {ring: self.free[ring] for ring, supply in self.supplies.items() if not supply.once}
@@ -126,13 +128,12 @@ class _Occupancy:
         """Find the state at the loop's head that its body gives back."""
         before: list[Issue] = []
         while True:
-            issued, free = dict(self.issued), dict(self.free)
+            issued, free, head = dict(self.issued), dict(self.free), self.holding.enter(op)
             self.walk(op.body.block, True)
+            self.holding.leave(op, head)
             surplus = {ring: self.free[ring] - free[ring] for ring in self.supplies if (op, ring) in self.tails}
             self.plan.tail[op] = self.issue({ring: n for ring, n in surplus.items() if n > 0})
             for ring in self.supplies:
-                if self.issued[ring] + self.free[ring] != issued[ring] + free[ring]:
-                    fail(op, f"pipeline @{ring}: the body of this loop does not release what it waits for")
                 if self.free[ring] > free[ring]:
                     raise _ShortenError(op, ring, self.free[ring] - free[ring])
             missing = {ring: free[ring] - self.free[ring] for ring in self.supplies}

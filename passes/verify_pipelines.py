@@ -13,10 +13,10 @@ from xdsl.passes import ModulePass
 from emmy.dialects import async_copy as ac
 from emmy.dialects import mma
 from emmy.dialects.tile import KernelOp
+from emmy.passes.holding import Holding, none_free
 from emmy.passes.protocol import EVENT_OPS, fail, is_cursor, pipelines_of, ring_of, steps
 
-TAKES: dict[type[Operation], str] = {ac.AcquireOp: "fill", ac.WaitOp: "read"}
-GIVES: dict[type[Operation], str] = {ac.CommitOp: "fill", ac.ReleaseOp: "read"}
+SIDES: dict[type[Operation], str] = {ac.AcquireOp: "fill", ac.CommitOp: "fill", ac.WaitOp: "read", ac.ReleaseOp: "read"}
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class VerifyPipelines(ModulePass):
       iteration as an iter_arg only. A cursor is used at most once;
     * a pipeline that is filled is read, and the other way round; an outbound one is filled by the consumer only;
     * no wait (or acquire) stands where every slot of its ring is held already: the stages suffice;
-    * a loop's body releases as many slots as it waits for.
+    * a loop's body releases as many slots as it waits for; slots are free in the order of the ring.
 
     Raises EmmyError: one sentence that names the pipeline and the reason. Before and after are the same text; this is an error:
 
@@ -58,7 +58,7 @@ def verify_kernel(kernel: KernelOp) -> None:
     if not lowered:
         for op in kernel.block.ops:
             if isinstance(op, ac.ProducerOp | ac.ConsumerOp | ac.RoleOp):
-                _held(pipelines_of(kernel), op.body.block, {})
+                _hold(pipelines_of(kernel), op.body.block, Holding())
 
 
 def _values(kernel: KernelOp) -> list[SSAValue]:
@@ -183,37 +183,32 @@ def _walk(value: SSAValue, block: Block, consumed: bool, in_loop: bool) -> bool:
 def _consumes(op: Operation, value: SSAValue) -> bool:
     if isinstance(op, ac.CommitOp | ac.ReleaseOp | scf.YieldOp):
         return True
+    if isinstance(op, ac.WaitFullOp | ac.WaitEmptyOp):
+        return False  # `slot` moves the cursor on
     return isinstance(op, scf.ForOp) or is_cursor(value)
 
 
 # ---- stages --------------------------------------------------------------------------------------------------------------
 
 
-def _held(pipelines: dict[str, ac.PipelineOp], block: Block, held: dict[tuple[str, str], int]) -> None:
-    """Count the slots that are held (waited for and not released; acquired and not committed) through a block."""
+def _hold(pipelines: dict[str, ac.PipelineOp], block: Block, holding: Holding) -> None:
+    """Follow the slots that are held (waited for and not released; acquired and not committed) through a block."""
     for op in block.ops:
-        ring = ring_of(op)
-        if ring is not None and type(op) in TAKES:
-            key, stages = (ring, TAKES[type(op)]), pipelines[ring].stages.value.data
-            if held.get(key, 0) == stages:
-                fail(op, f"pipeline @{ring} has {stages} stage(s) and every slot is held here: it wants more stages")
-            held[key] = held.get(key, 0) + 1
-        elif ring is not None and type(op) in GIVES:
-            key = (ring, GIVES[type(op)])
-            held[key] = held.get(key, 0) - 1
+        if isinstance(op, ac.WaitOp | ac.AcquireOp):
+            side, stages = (str(ring_of(op)), SIDES[type(op)]), pipelines[str(ring_of(op))].stages.value.data
+            if holding.in_use(side) == stages:
+                fail(op, none_free(side[0], stages, holding.windows[side]))
+            holding.take(side, op.slot)
+        elif isinstance(op, ac.ReleaseOp | ac.CommitOp):
+            holding.give((str(ring_of(op)), SIDES[type(op)]), op.slot)
         elif isinstance(op, scf.ForOp):
-            before = dict(held)
-            _held(pipelines, op.body.block, held)
-            _same(op, before, held, "the body of this loop does not give back what it takes")
+            head = holding.enter(op)
+            _hold(pipelines, op.body.block, holding)
+            holding.leave(op, head)
         elif isinstance(op, scf.IfOp):
-            other = dict(held)
-            _held(pipelines, op.true_region.block, held)
+            before = holding.copy()
+            _hold(pipelines, op.true_region.block, holding)
+            taken, holding.windows = holding.windows, before
             if op.false_region.blocks:
-                _held(pipelines, op.false_region.block, other)
-            _same(op, other, held, "the branches here do not hold the same number of slots")
-
-
-def _same(op: Operation, one: dict[tuple[str, str], int], other: dict[tuple[str, str], int], reason: str) -> None:
-    for key in sorted({*one, *other}):
-        if one.get(key, 0) != other.get(key, 0):
-            fail(op, f"pipeline @{key[0]}: {reason}")
+                _hold(pipelines, op.false_region.block, holding)
+            holding.meet(op, taken)

@@ -106,6 +106,25 @@ WRONG = {
         ),
         r"pipeline @k has 2 stage\(s\) and every slot is held here: it wants more stages",
     ),
+    "released behind a held one": (
+        loop(
+            "%s, %n1 = async_copy.wait @k[%c]\n %t, %n2 = async_copy.wait @k[%n1]\n async_copy.release @k, %t\n"
+            "%u, %next = async_copy.wait @k[%n2]\n async_copy.release @k, %s\n async_copy.release @k, %u"
+        ),
+        r"pipeline @k has 2 stage\(s\) and every slot is held here or stands behind one that is",
+    ),
+    "a loop behind a held slot": (
+        """
+    %r0 = async_copy.begin_read @k
+    %s0, %r1 = async_copy.wait @k[%r0]
+    %r = scf.for %i = %c16 to %n step %c16 iter_args(%c = %r1) -> (!cursor) {
+      %s, %next = async_copy.wait @k[%c]
+      async_copy.release @k, %s
+      scf.yield %next : !cursor
+    }
+    async_copy.release @k, %s0""",
+        "pipeline @k: a slot is given back in this loop while an older one is held",
+    ),
     "two chains": (
         loop(f"{WAIT}\n{RELEASE}") + "\n%again = async_copy.begin_read @k",
         "pipeline @k has two first cursors on one side",
