@@ -36,7 +36,7 @@ class Schedule:
     fragments: operand fragments in flight (2 = double-buffered).
     epilogue: results leave through shared memory (16-byte rows) or straight from registers.
     sites: where a unified kernel issues copies: after each wait, or once a loop body.
-    delay: products of a loop body (one a k-step) that stand before its copies.
+    delay: products of a loop body that stand before its copies: one a k-step, in hybrid sums one a slice and k-step.
     prefetch: 1 to load the first fragments of the next slot before the last product of this one.
     promote: contraction elements per f16 partial; 0 takes the policy's max_k.
     promotion: how a partial goes into the f32 sum: `convert` and add, or a product with an `identity`; `auto` takes the target's.
@@ -178,13 +178,20 @@ class Candidate:
     rate: float
 
 
-def _tiles(*rows: tuple[tuple[int, int, int], tuple[int, int], int, float]) -> tuple[Candidate, ...]:
-    """Candidates of rows (block, warps, stages, rate)."""
+def _tiles(
+    *rows: tuple[tuple[int, int, int], tuple[int, int], int, float], base: Schedule = Schedule(transport="cp_async")
+) -> tuple[Candidate, ...]:
+    """Candidates of rows (block, warps, stages, rate); what else they are is in `base`."""
     return tuple(
-        Candidate(Schedule(block=block, warps=warps, stages=stages, transport="cp_async"), rate)
-        for block, warps, stages, rate in rows
+        Candidate(replace(base, block=block, warps=warps, stages=stages), rate) for block, warps, stages, rate in rows
     )
 
+
+# Sums of the hybrid policy fill the register file: ptxas keeps the order of the text, and with it the registers, at -O1 only
+# (-O3 takes 255 and spills some). Their products are slices, four k-steps a slice: copies come behind two of them, for at the
+# end of the first slice, when all of operand a is there, no registers are left for their addresses. A depth of 64 lets a
+# partial sum be as long as the default max_k.
+_HYBRID = Schedule(transport="cp_async", delay=2, opt_level=1)
 
 # Rates of 128x256 and 128x128 are measured on an H200 at 4096^3 (0.660 and 0.621 of cuBLAS); the others follow from the
 # shared-memory traffic of a multiply-add, which grows as the warp tile shrinks, and wait for a measurement.
@@ -212,16 +219,41 @@ CANDIDATES: dict[str, tuple[Candidate, ...]] = {
 }
 """Target name -> the schedules that `choose_schedule` picks from, largest tile first."""
 
+_LARGE_SHARED_HYBRID = tuple(
+    replace(c, schedule=replace(c.schedule, delay=_HYBRID.delay, opt_level=_HYBRID.opt_level)) for c in _LARGE_SHARED
+)
+_SMALL_SHARED_HYBRID = _tiles(
+    ((128, 256, 64), (2, 4), 2, 1.0),
+    ((128, 128, 64), (2, 2), 3, 0.92),
+    ((64, 128, 64), (2, 2), 3, 0.75),
+    ((128, 64, 64), (2, 2), 3, 0.75),
+    ((64, 64, 64), (2, 2), 4, 0.55),
+    base=_HYBRID,
+)
+
+HYBRID_CANDIDATES: dict[str, tuple[Candidate, ...]] = {
+    "sm_80": _LARGE_SHARED_HYBRID,
+    "sm_89": _SMALL_SHARED_HYBRID,
+    "sm_90a": _LARGE_SHARED_HYBRID,
+    "sm_120a": _SMALL_SHARED_HYBRID,
+}
+"""The same for sums of the hybrid policy."""
+
 UNKNOWN_SIZE = 65536
 """What a `?` dimension counts as: large enough that full waves decide."""
 
 
 def choose_schedule(
-    target: Target, m: int | None, n: int | None, batch: int | None = 1, epilogue: Epilogue = Epilogue()
+    target: Target,
+    m: int | None,
+    n: int | None,
+    batch: int | None = 1,
+    epilogue: Epilogue = Epilogue(),
+    hybrid: bool = False,
 ) -> Schedule:
     """The candidate whose waves over the target's SMs take least time: waves x elements of a tile / rate.
 
-    `m`, `n`: rows and columns of the result; `batch`: number of products; None for what is known at run time only.
+    `hybrid`: of the candidates for that accumulation policy. `m`, `n`: rows and columns of the result; `batch`: number of products; None for what is known at run time only.
     Where the epilogue leaves no room for any candidate, the smallest tile is given, with as many stages as fit (at least 1).
     """
     rows, columns = (UNKNOWN_SIZE if size is None else size for size in (m, n))
@@ -234,9 +266,10 @@ def choose_schedule(
     def fits(schedule: Schedule) -> bool:
         return problem_on_target(schedule, target, epilogue) is None
 
-    legal = [candidate for candidate in CANDIDATES[target.name] if fits(candidate.schedule)]
+    candidates = (HYBRID_CANDIDATES if hybrid else CANDIDATES)[target.name]
+    legal = [candidate for candidate in candidates if fits(candidate.schedule)]
     if legal:
         return min(legal, key=time).schedule
-    smallest = CANDIDATES[target.name][-1].schedule
+    smallest = candidates[-1].schedule
     fewer = [replace(smallest, stages=stages) for stages in range(smallest.stages, 0, -1)]
     return next((schedule for schedule in fewer if fits(schedule)), fewer[-1])

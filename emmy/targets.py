@@ -88,6 +88,7 @@ TARGETS: dict[str, Target] = {
             wgmma=False,
             setmaxnreg=False,
             multicast=False,
+            promotion="identity",
         ),
         Target(
             name="sm_89",
@@ -128,6 +129,7 @@ TARGETS: dict[str, Target] = {
             wgmma=True,
             setmaxnreg=True,
             multicast=True,
+            promotion="identity",
         ),
         Target(
             name="sm_120a",
@@ -148,6 +150,7 @@ TARGETS: dict[str, Target] = {
             wgmma=False,
             setmaxnreg=True,
             multicast=False,
+            mixed_add=True,
         ),
     )
 }

@@ -85,7 +85,7 @@ class AssignSchedule(ModulePass):
         if pinned is None:
             *batch, m, n = tensor_type(matmul.result).get_shape()
             sizes = _static((m,)), _static((n,)), _static(batch)
-            schedule = self.override(choose_schedule(target, *sizes, epilogue))
+            schedule = self.override(choose_schedule(target, *sizes, epilogue, policy.policy.data == "hybrid"))
         elif isinstance(pinned, ScheduleAttr):
             schedule = pinned.data
         else:
