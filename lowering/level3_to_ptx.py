@@ -1,8 +1,8 @@
 """`lower-to-ptx`: level 3 to level 4. A kernel of placed and lowered pipelines becomes the program of one thread.
 
-One walk in order with a map from old values to new ones: an index is a number or an i32, a cursor or slot the byte offset of
-the slot in its ring, a fragment the list of its registers. What each family of ops becomes is in `ptx_copies`,
-`ptx_fragments` and `ptx_addresses`; how ops are hoisted, shared and folded in `ptx_builder`.
+One walk in order with a map from old values to new ones (`ptx_values`). What each family of ops becomes is in `ptx_events`,
+`ptx_copies`, `ptx_fragments` and `ptx_addresses`; how ops are hoisted, shared and folded in `ptx_builder`. Here: roles,
+control flow, and what needs a line each.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ from xdsl.dialects.builtin import (
     FloatAttr,
     IntegerAttr,
     ModuleOp,
-    f32,
     i1,
     i32,
     i64,
@@ -31,17 +30,15 @@ from emmy.dialects import async_copy, mma, tile
 from emmy.dialects.ptx import KernelOp
 from emmy.errors import EmmyError
 from emmy.locations import location_of
-from emmy.lowering.ptx_addresses import Ring, SharedAddresses, SharedField, View, make_ring, make_view, parameter_kinds
+from emmy.lowering.ptx_addresses import SharedAddresses, make_view, parameter_kinds
 from emmy.lowering.ptx_arithmetic import BINARY, COMPARISONS
-from emmy.lowering.ptx_builder import Builder, Condition, Number
+from emmy.lowering.ptx_builder import Builder, Number
 from emmy.lowering.ptx_copies import Copies
+from emmy.lowering.ptx_events import EVENTS, EventLowering, Role
 from emmy.lowering.ptx_fragments import Fragments, Registers, shape_of
 from emmy.passes.allocate_shared import SHARED_BYTES
 from emmy.schedules import Schedule
 from emmy.targets import Target, get_target
-
-Value = int | float | SSAValue | Registers
-"""What stands for a value of level 3: a number or condition known now, a register, or the registers of a fragment."""
 
 OpT = TypeVar("OpT", bound=Operation)
 
@@ -50,14 +47,15 @@ OpT = TypeVar("OpT", bound=Operation)
 class LowerToPtx(ModulePass):
     """Contract: replaces every `tile.kernel` by a `ptx.kernel` of the same name; the host function stays.
 
-    Accepts kernels with one `async_copy.role` whose pipelines have their places in shared memory (`allocate-shared`), after
-    `place-roles`, `lower-transport` and `lower-raster`: events (`slot`, `cp_async`, `plain_copy`, `plain_store`,
-    `commit_group`, `wait_group`, `barrier`), fragments (`mma.*`), `scf.for` and `scf.if` with conditions that are uniform over
-    the CTA, `arith` on index, i1 and f32. What it cannot lower is an `EmmyError` at that op.
+    Accepts kernels with `async_copy.role`s whose pipelines have their places in shared memory (`allocate-shared`), after
+    `place-roles`, `lower-transport` and `lower-raster`: all events, fragments (`mma.*`), `scf.for` and `scf.if` with
+    conditions that are uniform over the role, `arith` on index, i1 and f32. What it cannot lower is an `EmmyError` at that op.
 
-    Guarantees: parameters are, for each view in order, its address, its `?` sizes, its explicit `?` strides. Copies never
-    touch memory beyond a view's bounds. Bytes are addressed in 64 bits. Lane addresses and all else that does not change in
-    a loop are computed before it. `mma` accumulators are updated in the order of the text.
+    Guarantees: parameters are, for each view in order, its address, its `?` sizes, its explicit `?` strides; then the tensor
+    maps of its TMA boxes. Copies never touch memory beyond a view's bounds. Bytes are addressed in 64 bits. Lane addresses
+    and all else that does not change in a loop are computed before it. `mma` accumulators are updated in the order of the
+    text. Roles own consecutive warps in textual order and are told apart by a branch on the warp's number, which is
+    provably uniform; what TMA needs stays in uniform registers. Barriers of a role count its warps only.
 
     Before:                                                       After (the ops of one thread):
         %s, %next = async_copy.slot @ab[%cursor]                     %n = ptx.add_s32 %cursor, 49152 ...
@@ -84,70 +82,124 @@ class LowerToPtx(ModulePass):
                 gc.enable()
 
 
-def only_role(kernel: tile.KernelOp) -> async_copy.RoleOp:
-    """The role of a unified kernel."""
+def roles_of(kernel: tile.KernelOp) -> list[async_copy.RoleOp]:
+    """The roles of a kernel, in the order in which they own its warps."""
     roles = [op for op in kernel.block.ops if isinstance(op, async_copy.RoleOp)]
-    if len(roles) != 1:
-        what = "has no role; run place-roles" if not roles else f"has {len(roles)} roles; lower-to-ptx takes one"
-        raise EmmyError(f"kernel @{kernel.sym_name.data} {what}", location_of(kernel))
-    return roles[0]
+    if not roles:
+        raise EmmyError(f"kernel @{kernel.sym_name.data} has no role; run place-roles", location_of(kernel))
+    return roles
 
 
-def is_copies(op: scf.IfOp) -> bool:
-    """Are cp.asyncs all that an if does? Then they are predicated, which leaves ptxas one block to schedule."""
-    return not op.false_region.blocks and all(
-        isinstance(inner, async_copy.CpAsyncOp | scf.YieldOp) for inner in op.true_region.block.ops
-    )
+def entry_registers(target: Target, threads: int) -> int:
+    """Registers that ptxas gives each thread at entry, one CTA a multiprocessor: it rounds down to a multiple of 8."""
+    return min(target.registers_per_sm // threads // 8 * 8, target.registers_per_thread // 8 * 8)
 
 
-class KernelLowering:
+def holds_only(op: scf.IfOp, kind: type[Operation]) -> bool:
+    """Are events of a kind all that an if does?
+
+    Then no region is needed: cp.asyncs are predicated, which leaves ptxas one block to schedule, and one lane's events stand
+    behind a branch already.
+    """
+    return not op.false_region.blocks and all(isinstance(i, kind | scf.YieldOp) for i in op.true_region.block.ops)
+
+
+class KernelLowering(EventLowering):
     """Lowers one kernel."""
 
     def __init__(self, kernel: tile.KernelOp, target: Target):
-        self.kernel, self.target = kernel, target
-        self.role = only_role(kernel)
+        self.kernel = kernel
+        self.roles = roles_of(kernel)
+        self.threads = 32 * sum(role.warps.value.data for role in self.roles)
         self.schedule: Schedule | None = kernel.schedule.data if kernel.schedule else None
-        self.warps = self.role.warps.value.data
-        self.values: dict[SSAValue, Value] = {}
-        self.rings: dict[str, Ring] = {}
-        self.views: dict[SSAValue, View] = {}
         kinds = [parameter_kinds(i, cast(tile.ViewType, arg.type)) for i, arg in enumerate(kernel.block.args)]
-        self.params = [kind for view in kinds for kind in view]
-        types = [i32 if kind.startswith("dim") else i64 for kind in self.params]
-        self.block = Block(arg_types=types)
-        self.builder = Builder(self.block)
-        self.builder.location = kernel.location
-        self.tid = self.builder.pure("tid_x")
-        self.tid.name_hint = "tid"
-        shared = SharedAddresses(self.builder)
-        self.copies = Copies(self.builder, shared, 32 * self.warps, self.tid)
-        lane = cast(SSAValue, self.builder.low_bits(self.tid, 31))
-        lane.name_hint = "lane"
-        self.fragments = Fragments(self.builder, shared, lane, target)
-        parameters = iter(self.block.args)
-        for arg, kind in zip(kernel.block.args, kinds, strict=True):
+        params = [kind for view in kinds for kind in view]
+        block = Block(arg_types=[i32 if kind.startswith("dim") else i64 for kind in params])
+        builder = Builder(block)
+        builder.location = kernel.location
+        super().__init__(builder, block, target, params)
+        self.shared = SharedAddresses(builder)
+        self.fragments = Fragments(builder, self.shared, self.lane, target)
+        parameters = iter(block.args)
+        for number, (arg, kind) in enumerate(zip(kernel.block.args, kinds, strict=True)):
             given = [next(parameters) for _ in kind]
             for name, parameter in zip(kind, given, strict=True):
                 parameter.name_hint = f"{arg.name_hint or 'view'}_{name.split()[0]}"
-            self.views[arg] = make_view(self.builder, cast(tile.ViewType, arg.type), given)
+            self.views[arg] = make_view(builder, cast(tile.ViewType, arg.type), given)
+            self.view_numbers[arg] = number
 
     def lower(self) -> KernelOp:
         """The `ptx.kernel`."""
         for op in self.kernel.block.ops:
-            if op is not self.role:
+            if not isinstance(op, async_copy.RoleOp):
                 self.convert(op)
-        self.convert_block(self.role.body.block)
+        self.begin_barriers()
+        self.dispatch(self.roles, 0)
         shared_bytes = cast(IntegerAttr | None, self.kernel.attributes.get(SHARED_BYTES))
         new = KernelOp(
             self.kernel.sym_name.data,
-            threads=32 * self.warps,
+            threads=self.threads,
             min_ctas=1,
             shared_bytes=0 if shared_bytes is None else shared_bytes.value.data,
             params=self.params,
             body=Region(self.block),
+            tensor_maps=list(self.maps),
         )
         new.location = self.kernel.location
         return new
+
+    # ---- roles -------------------------------------------------------------------------------------------------------
+
+    def dispatch(self, roles: Sequence[async_copy.RoleOp], first: int) -> None:
+        """Branch to the role that the warp's number says; `roles` own the warps from `first`."""
+        role, others = roles[0], roles[1:]
+        if not others:
+            self.run_role(role, first)
+            return
+        b, after = self.builder, first + role.warps.value.data
+        condition = b.predicate(b.compare("lt", self.cta_warp(), after))
+        regions: list[Region] = []
+        for part, at in (([role], first), (others, after)):
+            block = Block()
+            b.enter(block)
+            self.dispatch(part, at)
+            b.add_op(scf.YieldOp())
+            b.leave()
+            regions.append(Region(block))
+        b.location = role.location
+        b.add_op(scf.IfOp(condition, [], regions[0], regions[1]))
+
+    def run_role(self, op: async_copy.RoleOp, first: int) -> None:
+        """The body of a role: its warps count from 0, what it computes stays in its branch."""
+        b, number = self.builder, self.roles.index(op)
+        warps, active = op.warps.value.data, op.active_warps
+        self.role = Role(first, warps, active, number + 1 if len(self.roles) > 1 or active < warps else 0)
+        b.location, floor = op.location, b.floor
+        b.floor = len(b.scopes) - 1
+        if len(self.roles) > 1:
+            b.comment(f"role {op.role.data}")
+        self.change_registers(op)
+        with self.branch_on(active == warps or b.compare("lt", self.cta_warp(), first + active)):
+            b.floor = len(b.scopes) - 1
+            tid = cast(SSAValue, b.sub(self.tid, 32 * first))
+            self.copies = Copies(b, self.shared, 32 * active, tid)
+            self.convert_block(op.body.block)
+        b.floor = floor
+
+    def change_registers(self, op: async_copy.RoleOp) -> None:
+        """`setmaxnreg`, where the target has it: from the registers that all warps start with to those of the role."""
+        if op.regs is None or not self.target.setmaxnreg:
+            return
+        entry = entry_registers(self.target, self.threads)
+        taken = sum(32 * r.warps.value.data * (entry if r.regs is None else r.regs.value.data) for r in self.roles)
+        if taken > entry * self.threads:
+            raise EmmyError(
+                f"the roles want {taken} registers, and {self.threads} threads that start with {entry} each have "
+                f"{entry * self.threads}",
+                location_of(op),
+            )
+        wanted = op.regs.value.data
+        self.builder.emit("setmaxnreg_inc" if wanted > entry else "setmaxnreg_dec", (), (wanted,))
 
     def convert_block(self, block: Block) -> None:
         """All ops of a block but its yield."""
@@ -162,56 +214,6 @@ class KernelLowering:
             raise EmmyError(f"lower-to-ptx has no lowering of {op.name}", location_of(op))
         self.builder.location = op.location
         convert(self, op)
-
-    # ---- values ------------------------------------------------------------------------------------------------------
-
-    def number(self, value: SSAValue) -> Number:
-        """What stands for an index, a cursor, a slot or an i1."""
-        found = self.values[value]
-        assert isinstance(found, int | SSAValue)
-        return found
-
-    def condition(self, value: SSAValue) -> Condition:
-        """What stands for an i1."""
-        found = self.number(value)
-        return found if isinstance(found, SSAValue) else bool(found)
-
-    def registers(self, value: SSAValue) -> Registers:
-        """What stands for a fragment."""
-        found = self.values[value]
-        assert isinstance(found, list)
-        return found
-
-    def flat(self, value: SSAValue) -> Registers:
-        """What stands for a value that a loop carries, as registers."""
-        found = self.values[value]
-        if isinstance(found, list):
-            return found
-        if value.type == i1:
-            return [self.builder.predicate(self.condition(value))]
-        return [self.builder.register(found, f32 if value.type == f32 else i32)]
-
-    def bind(self, values: Sequence[SSAValue], like: Sequence[SSAValue], registers: Registers) -> None:
-        """Let `values` be made of `registers`, as many for each as `like` has."""
-        at = 0
-        for value, model in zip(values, like, strict=True):
-            known = self.values[model]
-            count = len(known) if isinstance(known, list) else 1
-            self.values[value] = registers[at : at + count] if isinstance(known, list) else registers[at]
-            at += count
-
-    def place(self, slot: SSAValue, field: str) -> tuple[SharedField, Number]:
-        """A field, and the byte offset of a slot in its ring."""
-        return self.rings[async_copy.ring_name(slot)].fields[field], self.number(slot)
-
-    def offsets(self, indices: Sequence[SSAValue]) -> list[Number]:
-        """Element offsets."""
-        return [self.number(index) for index in indices]
-
-    def offsets_in(self, indices: Sequence[SSAValue]) -> tuple[Number, Number]:
-        """Element offsets in a field as (row, column)."""
-        found = self.offsets(indices)
-        return (0, found[0]) if len(found) == 1 else (found[-2], found[-1])
 
     # ---- control flow ------------------------------------------------------------------------------------------------
 
@@ -247,10 +249,15 @@ class KernelLowering:
                 for result, value in zip(op.results, last.operands, strict=True):
                     self.values[result] = self.values[value]
             return
-        if is_copies(op):
+        if holds_only(op, async_copy.CpAsyncOp):
             self.copies.guard = condition
             self.convert_block(op.true_region.block)
             self.copies.guard = True
+            return
+        if holds_only(op, async_copy.ElectOp):
+            self.elect_guard = condition
+            self.convert_block(op.true_region.block)
+            self.elect_guard = True
             return
         regions: list[Region] = []
         ends: Registers = []
@@ -271,70 +278,12 @@ class KernelLowering:
             models = cast(scf.YieldOp, op.true_region.block.last_op).operands
             self.bind(op.results, models, list(new.results))
 
-    # ---- pipelines ---------------------------------------------------------------------------------------------------
-
-    def pipeline(self, op: async_copy.PipelineOp) -> None:
-        """Addresses; no instruction."""
-        self.rings[op.sym_name.data] = make_ring(op)
-
-    def begin(self, op: async_copy.BeginFillOp | async_copy.BeginReadOp) -> None:
-        """Slot 0."""
-        self.values[op.cursor] = 0
-
-    def slot(self, op: async_copy.SlotOp) -> None:
-        """The slot is where the cursor is; the next one is a slot further on, or the first again."""
-        b, ring, cursor = self.builder, self.rings[async_copy.ring_name(op.cursor)], self.number(op.cursor)
-        self.values[op.slot] = cursor
-        following = b.add(cursor, ring.slot_bytes)
-        wrapped = b.compare("eq", following, ring.stages * ring.slot_bytes)
-        following = b.select(wrapped, 0, following)
-        if op.predicate is not None:
-            following = b.select(self.condition(op.predicate), following, cursor)
-        self.values[op.next] = 0 if ring.stages == 1 else following
-
-    def cp_async(self, op: async_copy.CpAsyncOp) -> None:
-        """`cp.async` of a box."""
-        field, slot = self.place(op.slot, op.field.data)
-        self.builder.comment(f"cp.async into @{async_copy.ring_name(op.slot)}.{op.field.data}")
-        self.copies.cp_async(self.views[op.view], self.offsets(op.indices), field, slot, op.bytes.value.data)
-
-    def plain_copy(self, op: async_copy.PlainCopyOp) -> None:
-        """Loads and stores of a box, into shared memory."""
-        field, slot = self.place(op.slot, op.field.data)
-        self.builder.comment(f"load into @{async_copy.ring_name(op.slot)}.{op.field.data}")
-        self.copies.plain_copy(self.views[op.view], self.offsets(op.indices), field, slot, op.bytes.value.data)
-
-    def plain_store(self, op: async_copy.PlainStoreOp) -> None:
-        """Loads and stores of a box, out of shared memory."""
-        field, slot = self.place(op.slot, op.field.data)
-        self.builder.comment(f"store from @{async_copy.ring_name(op.slot)}.{op.field.data}")
-        self.copies.plain_store(self.views[op.view], self.offsets(op.indices), field, slot, op.bytes.value.data)
-
-    def commit_group(self, op: async_copy.CommitGroupOp) -> None:
-        """`cp.async.commit_group`"""
-        self.builder.emit("cp_async_commit_group", ())
-
-    def wait_group(self, op: async_copy.WaitGroupOp) -> None:
-        """`cp.async.wait_group`"""
-        self.builder.emit("cp_async_wait_group", (), (op.pending.value.data,))
-
-    def barrier(self, op: async_copy.BarrierOp) -> None:
-        """`bar.sync` over the CTA, which has one role."""
-        self.builder.emit("bar_sync", (), (0,))
-
     # ---- fragments ---------------------------------------------------------------------------------------------------
 
     def warp(self, op: mma.WarpOp) -> None:
-        """The warp's number, made provably uniform by a shuffle, and its coordinate."""
+        """The warp's number in its role, and its coordinate."""
         b, grid, axis = self.builder, op.get_grid(), op.axis.value.data
-        found: Number = 0
-        if self.warps > 1:
-            shuffle = ("shfl_idx_b32", self.tid)
-            memo = b.scopes[0].memo
-            if shuffle not in memo:
-                number = b.register(b.divide(self.tid, 32))
-                memo[shuffle] = b.emit("shfl_idx_b32", (number,), (0,), self.block).results[0]
-            found = memo[shuffle]
+        found = self.role_warp()
         for size in reversed(grid[axis + 1 :]):
             found = b.divide(found, size)
         if axis:
@@ -360,6 +309,12 @@ class KernelLowering:
         values, view = self.registers(op.value), self.views[op.view]
         self.fragments.store_global(op, values, view, self.offsets(op.indices), block)
 
+    def load_global(self, op: mma.LoadGlobalOp) -> None:
+        """`ld.global`"""
+        view, transposed = self.views[op.view], op.transposed is not None
+        self.builder.comment("a fragment from global memory")
+        self.values[op.result] = self.fragments.load_global(op, view, self.offsets(op.indices), transposed)
+
     def fill(self, op: mma.FillOp) -> None:
         """Constants"""
         self.values[op.result] = self.fragments.fill(shape_of(op.result.type), op.value.value.data)
@@ -381,12 +336,16 @@ class KernelLowering:
         args: list[Registers | SSAValue] = []
         for arg in op.args:
             value = self.values[arg]
-            args.append(value if isinstance(value, list) else self.builder.register(value, arg.type))
+            args.append(value if isinstance(value, list) else self.flat(arg)[0])
         self.values[op.result] = self.fragments.map(op, args)
 
     def reduce(self, op: mma.ReduceOp) -> None:
         """Shuffles"""
         self.values[op.result] = self.fragments.reduce(op, self.registers(op.arg))
+
+    def any_nonfinite(self, op: mma.AnyNonfiniteOp) -> None:
+        """A vote"""
+        self.values[op.result] = self.fragments.any_nonfinite(op, self.registers(op.arg))
 
     def convert_fragment(self, op: mma.ConvertOp) -> None:
         """`cvt`"""
@@ -436,7 +395,7 @@ class KernelLowering:
         self.values[op.result] = self.builder.select(self.condition(op.cond), x, y)
 
 
-CONVERSIONS: dict[type[Operation], Callable[[KernelLowering, Operation], None]] = {}
+CONVERSIONS: dict[type[Operation], Callable[[KernelLowering, Operation], None]] = {**EVENTS}
 """How each op is lowered."""
 
 
@@ -460,25 +419,17 @@ for _op, _build in BINARY.items():
     _register_binary(_op, _build)
 _register(scf.ForOp, KernelLowering.loop)
 _register(scf.IfOp, KernelLowering.branch)
-_register(async_copy.PipelineOp, KernelLowering.pipeline)
-_register(async_copy.BeginFillOp, KernelLowering.begin)
-_register(async_copy.BeginReadOp, KernelLowering.begin)
-_register(async_copy.SlotOp, KernelLowering.slot)
-_register(async_copy.CpAsyncOp, KernelLowering.cp_async)
-_register(async_copy.PlainCopyOp, KernelLowering.plain_copy)
-_register(async_copy.PlainStoreOp, KernelLowering.plain_store)
-_register(async_copy.CommitGroupOp, KernelLowering.commit_group)
-_register(async_copy.WaitGroupOp, KernelLowering.wait_group)
-_register(async_copy.BarrierOp, KernelLowering.barrier)
 _register(mma.WarpOp, KernelLowering.warp)
 _register(mma.LoadOp, KernelLowering.load)
 _register(mma.StoreOp, KernelLowering.store)
 _register(mma.StoreGlobalOp, KernelLowering.store_global)
+_register(mma.LoadGlobalOp, KernelLowering.load_global)
 _register(mma.FillOp, KernelLowering.fill)
 _register(mma.MmaOp, KernelLowering.mma)
 _register(mma.PromoteOp, KernelLowering.promote)
 _register(mma.MapOp, KernelLowering.map)
 _register(mma.ReduceOp, KernelLowering.reduce)
+_register(mma.AnyNonfiniteOp, KernelLowering.any_nonfinite)
 _register(mma.ConvertOp, KernelLowering.convert_fragment)
 _register(mma.CoordOp, KernelLowering.coord)
 _register(mma.SliceOp, KernelLowering.slice)

@@ -39,7 +39,15 @@ class SharedField:
 
     start: int
     layout: SharedLayout
-    rank: int
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Barriers:
+    """The mbarriers of a ring, one a stage: bytes from the start of shared memory, arrivals that end a phase."""
+
+    start: int
+    count: int
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,6 +57,8 @@ class Ring:
     stages: int
     slot_bytes: int
     fields: dict[str, SharedField]
+    full: Barriers | None = None
+    empty: Barriers | None = None
 
 
 def make_ring(op: async_copy.PipelineOp) -> Ring:
@@ -64,8 +74,21 @@ def make_ring(op: async_copy.PipelineOp) -> Ring:
         rows = int(np.prod(shape[:-1]))
         layout = shared_layout(rows, shape[-1], element_bytes(type_), cast(Swizzle, span or "none"))
         offset = cast(IntegerAttr, op.offsets.data[name]).value.data
-        fields[name] = SharedField(op.base.value.data + offset, layout, len(shape))
-    return Ring(op.stages.value.data, op.slot_bytes.value.data, fields)
+        fields[name] = SharedField(op.base.value.data + offset, layout, shape)
+    full, empty = (_barriers(op, name) for name in ("full", "empty"))
+    return Ring(op.stages.value.data, op.slot_bytes.value.data, fields, full, empty)
+
+
+def _barriers(op: async_copy.PipelineOp, name: str) -> Barriers | None:
+    """The full or empty mbarriers of a pipeline, or None."""
+    count, start = (cast("IntegerAttr | None", op.properties.get(f"{name}_{what}")) for what in ("count", "base"))
+    if count is None:
+        return None
+    if start is None:
+        raise EmmyError(
+            f"the {name} mbarriers of @{op.sym_name.data} have no place; run allocate-shared", location_of(op)
+        )
+    return Barriers(start.value.data, count.value.data)
 
 
 @dataclass(frozen=True)

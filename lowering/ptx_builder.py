@@ -3,7 +3,7 @@
 Three things that ptxas cannot do for us, or does only by luck, are done as the ops are built:
 
 * *hoisting*: a pure op goes to the end of the outermost open block in which all its operands are visible, so lane addresses
-  end up before the loops that use them;
+  end up before the loops that use them; but not to a block outside `floor`, so that a role computes what it alone needs;
 * *sharing*: the same op on the same operands is built once in a block;
 * *folding*: numbers known now are Python integers and cost nothing; divisions by constants are shifts or multiplications.
 
@@ -63,6 +63,7 @@ class Builder:
         self.scopes = [Scope(block)]
         self.depths: dict[Block, int] = {block: 0}
         self.location: LocationAttr = UnknownLoc()
+        self.floor = 0
         self.multiples: dict[SSAValue, int] = {}
         self.sums: dict[SSAValue, tuple[SSAValue, int]] = {}
 
@@ -116,7 +117,7 @@ class Builder:
 
     def pure(self, name: str, *operands: Number, here: bool = False) -> SSAValue:
         """The only result of a pure instruction, built once in the outermost block possible (or, if `here`, in this one)."""
-        depth = len(self.scopes) - 1 if here else max(map(self.depth, operands), default=0)
+        depth = len(self.scopes) - 1 if here else max(self.floor, *map(self.depth, operands), 0)
         scope = self.scopes[depth]
         key = (name, *operands)
         for outer in self.scopes[: depth + 1]:

@@ -1,0 +1,382 @@
+"""Pipelines of level 4: slots, copies, mbarriers, barriers of roles, TMA.
+
+What one lane issues (TMA, expect_tx, bulk groups) stands behind a uniform branch on the warp's number and is predicated by
+`elect.sync`; its coordinates are computed before the branch, by all warps. Only so does ptxas keep them in uniform registers
+and print one instruction for each; under a predicate of thread 0 it prints loops that vote.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, cast
+
+from xdsl.dialects import scf
+from xdsl.dialects.builtin import i64
+from xdsl.ir import Block, Operation, Region, SSAValue
+
+from emmy.dialects import async_copy
+from emmy.dialects.ptx import TensorMap, tma_load_name, tma_store_name
+from emmy.errors import EmmyError
+from emmy.layout.boxes import Boxes, plan_boxes
+from emmy.locations import location_of
+from emmy.lowering.ptx_addresses import Barriers, Ring, SharedField, View, make_ring
+from emmy.lowering.ptx_builder import Builder, Condition, Number
+from emmy.lowering.ptx_copies import Copies
+from emmy.lowering.ptx_values import LoweredValues
+from emmy.targets import Target
+
+MBARRIER_BYTES = 8
+
+CTA_SHARED_SINCE = 8.6
+"""The PTX version from which TMA loads are spelled with `.shared::cta`."""
+
+
+@dataclass(frozen=True)
+class Role:
+    """Some warps of a CTA. first: number of its first warp. active: warps that run its body. barrier: number of its barrier,
+    0 if the role is the whole CTA."""
+
+    first: int
+    warps: int
+    active: int
+    barrier: int
+
+
+class EventLowering(LoweredValues):
+    """Lowers the events of one kernel."""
+
+    def __init__(self, builder: Builder, block: Block, target: Target, params: list[str]):
+        """block: of the kernel, whose arguments are described by `params`; tensor maps are added to both as they are met."""
+        super().__init__(builder)
+        self.block, self.target, self.params = block, target, params
+        self.rings: dict[str, Ring] = {}
+        self.views: dict[SSAValue, View] = {}
+        self.view_numbers: dict[SSAValue, int] = {}
+        self.maps: dict[TensorMap, SSAValue] = {}
+        self.tid = builder.pure("tid_x")
+        self.tid.name_hint = "tid"
+        self.lane = cast(SSAValue, builder.low_bits(self.tid, 31))
+        self.lane.name_hint = "lane"
+        self.role: Role
+        self.copies: Copies
+        self.elected: SSAValue | None = None
+        self.elect_guard: Condition = True
+
+    # ---- warps -------------------------------------------------------------------------------------------------------
+
+    def cta_warp(self) -> SSAValue:
+        """The warp's number in the CTA, made provably uniform by a shuffle."""
+        b, shuffle = self.builder, ("shfl_idx_b32", self.tid)
+        memo = b.scopes[0].memo
+        if shuffle not in memo:
+            number = b.register(b.divide(self.tid, 32))
+            memo[shuffle] = b.emit("shfl_idx_b32", (number,), (0,), self.block).results[0]
+        return memo[shuffle]
+
+    def role_warp(self) -> Number:
+        """The warp's number in its role."""
+        return 0 if self.role.active == 1 else self.builder.sub(self.cta_warp(), self.role.first)
+
+    @contextmanager
+    def branch_on(self, condition: Condition) -> Generator[None]:
+        """Build the body of a uniform branch; none if the condition holds always."""
+        if condition is True:
+            yield
+            return
+        b, block = self.builder, Block()
+        b.enter(block)
+        yield
+        b.add_op(scf.YieldOp())
+        b.leave()
+        b.add_op(scf.IfOp(b.predicate(condition), [], Region(block)))
+
+    @contextmanager
+    def one_lane(self, condition: Condition) -> Generator[SSAValue]:
+        """One lane of each warp for which a uniform condition holds: gives the predicate of what it issues."""
+        with self.branch_on(condition):
+            yield self.builder.emit("elect_sync", ()).results[0]
+
+    # ---- slots -------------------------------------------------------------------------------------------------------
+
+    def pipeline(self, op: async_copy.PipelineOp) -> None:
+        """Addresses; no instruction."""
+        self.rings[op.sym_name.data] = make_ring(op)
+
+    def begin_barriers(self) -> None:
+        """Initialise all mbarriers by one thread, and let all threads and the async proxy see them."""
+        arrays = [array for ring in self.rings.values() for array in _arrays(ring)]
+        if not arrays:
+            return
+        b = self.builder
+        base = b.pure("shared_base")
+        tma = self.target.tma
+        b.comment("mbarriers")
+        with self.branch_on(b.compare("eq", self.cta_warp(), 0)):
+            one = b.emit("elect_sync", ()).results[0] if tma else cast(SSAValue, b.compare("eq", self.lane, 0))
+            for start, count, stages in arrays:
+                for stage in range(stages):
+                    b.emit("mbarrier_init", (base, one), (start + MBARRIER_BYTES * stage, count))
+            if tma:
+                b.emit("fence_mbarrier_init", ())
+        b.emit("bar_sync", (), (0,))
+
+    def begin(self, op: async_copy.BeginFillOp | async_copy.BeginReadOp) -> None:
+        """Slot 0, phase 0."""
+        ring = self.rings[async_copy.ring_name(op.cursor)]
+        self.values[op.cursor] = (0, 0) if has_barriers(ring) else 0
+
+    def slot(self, op: async_copy.SlotOp) -> None:
+        """The slot is where the cursor is; the next one is a slot further on, or the first again, in the other phase."""
+        b, ring = self.builder, self.rings[async_copy.ring_name(op.cursor)]
+        with_barriers = has_barriers(ring)
+        place, phase = self.pair(op.cursor) if with_barriers else (self.number(op.cursor), 0)
+        step = MBARRIER_BYTES if with_barriers else ring.slot_bytes
+        following = b.add(place, step)
+        wrapped = b.compare("eq", following, ring.stages * step)
+        following = 0 if ring.stages == 1 else b.select(wrapped, 0, following)
+        turned = b.select(wrapped, b.xor(phase, 1), phase) if with_barriers else 0
+        if op.predicate is not None:
+            taken = self.condition(op.predicate)
+            following, turned = b.select(taken, following, place), b.select(taken, turned, phase)
+        if with_barriers:
+            self.values[op.slot] = (b.mul(place, ring.slot_bytes // MBARRIER_BYTES), place)
+            self.values[op.next] = (following, turned)
+        else:
+            self.values[op.slot], self.values[op.next] = place, following
+
+    def slot_offset(self, slot: SSAValue) -> Number:
+        """Bytes from the start of a ring to a slot."""
+        found = self.values[slot]
+        return found[0] if isinstance(found, tuple) else self.number(slot)
+
+    def place(self, slot: SSAValue, field: str) -> tuple[SharedField, Number]:
+        """A field, and the byte offset of a slot in its ring."""
+        return self.rings[async_copy.ring_name(slot)].fields[field], self.slot_offset(slot)
+
+    # ---- copies by threads -------------------------------------------------------------------------------------------
+
+    def cp_async(self, op: async_copy.CpAsyncOp) -> None:
+        """`cp.async` of a box."""
+        field, slot = self.place(op.slot, op.field.data)
+        self.builder.comment(f"cp.async into @{async_copy.ring_name(op.slot)}.{op.field.data}")
+        self.copies.cp_async(self.views[op.view], self.offsets(op.indices), field, slot, op.bytes.value.data)
+
+    def plain_copy(self, op: async_copy.PlainCopyOp) -> None:
+        """Loads and stores of a box, into shared memory."""
+        field, slot = self.place(op.slot, op.field.data)
+        self.builder.comment(f"load into @{async_copy.ring_name(op.slot)}.{op.field.data}")
+        self.copies.plain_copy(self.views[op.view], self.offsets(op.indices), field, slot, op.bytes.value.data)
+
+    def plain_store(self, op: async_copy.PlainStoreOp) -> None:
+        """Loads and stores of a box, out of shared memory."""
+        field, slot = self.place(op.slot, op.field.data)
+        self.builder.comment(f"store from @{async_copy.ring_name(op.slot)}.{op.field.data}")
+        self.copies.plain_store(self.views[op.view], self.offsets(op.indices), field, slot, op.bytes.value.data)
+
+    def commit_group(self, op: async_copy.CommitGroupOp) -> None:
+        """`cp.async.commit_group`"""
+        self.builder.emit("cp_async_commit_group", ())
+
+    def wait_group(self, op: async_copy.WaitGroupOp) -> None:
+        """`cp.async.wait_group`"""
+        self.builder.emit("cp_async_wait_group", (), (op.pending.value.data,))
+
+    # ---- barriers ----------------------------------------------------------------------------------------------------
+
+    def barrier(self, op: async_copy.BarrierOp) -> None:
+        """`bar.sync` over the warps of the role."""
+        if self.role.barrier == 0:
+            self.builder.emit("bar_sync", (), (0,))
+        else:
+            self.builder.emit("bar_sync_count", (), (self.role.barrier, 32 * self.role.active))
+
+    def warp_sync(self, op: async_copy.WarpSyncOp) -> None:
+        """`bar.warp.sync`"""
+        self.builder.emit("bar_warp_sync", ())
+
+    def fence_proxy_async(self, op: async_copy.FenceProxyAsyncOp) -> None:
+        """`fence.proxy.async.shared::cta`"""
+        self.builder.emit("fence_proxy_async_shared", ())
+
+    def mbarrier(self, op: Operation, value: SSAValue, which: str, place: Number) -> tuple[SSAValue, int]:
+        """Register and immediate of the address of a slot's full or empty mbarrier."""
+        ring = self.rings[async_copy.ring_name(value)]
+        array = cast("Barriers | None", getattr(ring, which))
+        if array is None:
+            raise EmmyError(f"@{async_copy.ring_name(value)} has no {which} mbarriers", location_of(op))
+        base = self.builder.pure("shared_base")
+        if isinstance(place, int):
+            return base, array.start + place
+        return self.builder.register(self.builder.add(base, place)), array.start
+
+    def wait_full(self, op: async_copy.WaitFullOp) -> None:
+        """Wait for the phase that the cursor is in."""
+        place, phase = self.pair(op.cursor)
+        self.wait(*self.mbarrier(op, op.cursor, "full", place), phase)
+
+    def wait_empty(self, op: async_copy.WaitEmptyOp) -> None:
+        """Wait for the phase before the one that the cursor is in."""
+        place, phase = self.pair(op.cursor)
+        address, offset = self.mbarrier(op, op.cursor, "empty", place)
+        parity = self.builder.xor(phase, 1)
+        condition = True if op.predicate is None else self.condition(op.predicate)
+        if condition is not False:
+            with self.branch_on(condition):
+                self.wait(address, offset, parity)
+
+    def wait(self, address: SSAValue, offset: int, parity: Number) -> None:
+        """Until the phase of this parity has ended."""
+        name = "mbarrier_try_wait_parity" if self.target.tma else "mbarrier_test_wait_parity"
+        self.builder.emit(name, (address, self.builder.register(parity)), (offset,))
+
+    def arrive(self, op: async_copy.ArriveFullOp | async_copy.ArriveEmptyOp) -> None:
+        """One lane of each warp arrives."""
+        which = "full" if isinstance(op, async_copy.ArriveFullOp) else "empty"
+        address, offset = self.mbarrier(op, op.slot, which, self.pair(op.slot)[1])
+        first = self.builder.predicate(self.builder.compare("eq", self.lane, 0))
+        self.builder.emit("mbarrier_arrive", (address, first, self.builder.constant(0, i64)), (offset,))
+
+    def arrive_full_noinc(self, op: async_copy.ArriveFullNoincOp) -> None:
+        """Each thread arrives when its cp.asyncs have landed."""
+        address, offset = self.mbarrier(op, op.slot, "full", self.pair(op.slot)[1])
+        self.builder.emit("cp_async_mbarrier_arrive_noinc", (address,), (offset,))
+
+    # ---- what one lane issues ----------------------------------------------------------------------------------------
+
+    def elect(self, op: async_copy.ElectOp) -> None:
+        """One lane of the role's first warp."""
+        b = self.builder
+        _check_bytes(op, self)
+        first = b.both(self.elect_guard, b.compare("eq", self.role_warp(), 0))
+        with self.one_lane(first) as self.elected:
+            self.convert_block(op.body.block)
+        self.elected = None
+
+    def convert_block(self, block: Block) -> None:
+        """All ops of a block but its yield."""
+        raise NotImplementedError
+
+    def emit_elected(self, name: str, operands: Sequence[SSAValue], immediates: Sequence[int] = ()) -> None:
+        """An instruction of the elected lane."""
+        assert self.elected is not None
+        self.builder.emit(name, (*operands, self.elected), immediates)
+
+    def expect_tx(self, op: async_copy.ExpectTxOp) -> None:
+        """`mbarrier.arrive.expect_tx`"""
+        address, offset = self.mbarrier(op, op.slot, "full", self.pair(op.slot)[1])
+        self.emit_elected("mbarrier_arrive_expect_tx", (address,), (offset, op.bytes.value.data))
+
+    def boxes(self, op: async_copy.TmaLoadOp | async_copy.TmaStoreOp) -> Boxes:
+        """How the field of a TMA op is cut. Raises `EmmyError` at the op."""
+        field = self.rings[async_copy.ring_name(op.slot)].fields[op.field.data]
+        if isinstance(op, async_copy.TmaStoreOp) and field.layout.padded_cols != field.layout.cols:
+            raise EmmyError("a TMA store would write the padding of the tile's rows too", location_of(op))
+        try:
+            return plan_boxes(field.shape, len(op.indices), field.layout)
+        except EmmyError as error:
+            raise EmmyError(error.message, location_of(op)) from None
+
+    def tensor_map(self, view: SSAValue, shape: tuple[int, ...], swizzle: int) -> SSAValue:
+        """The address of a tensor map: a parameter, added when it is first asked for."""
+        wanted = TensorMap(self.view_numbers[view], shape, swizzle)
+        if wanted not in self.maps:
+            self.params.append(f"tensor_map {len(self.maps)}")
+            argument = self.block.insert_arg(i64, len(self.block.args))
+            argument.name_hint = f"{view.name_hint or 'view'}_map"
+            self.maps[wanted] = argument
+        return self.maps[wanted]
+
+    def transfers(
+        self, op: async_copy.TmaLoadOp | async_copy.TmaStoreOp
+    ) -> Iterator[tuple[SSAValue, list[SSAValue], SSAValue, int]]:
+        """Tensor map, coordinates (innermost first), shared address and its immediate, of each box of a TMA op."""
+        b, (field, slot) = self.builder, self.place(op.slot, op.field.data)
+        boxes, indices = self.boxes(op), self.offsets(op.indices)
+        tensor_map = self.tensor_map(op.view, boxes.shape, field.layout.swizzle)
+        base = b.pure("shared_base")
+        known = field.start + slot if isinstance(slot, int) else field.start
+        address = base if isinstance(slot, int) else b.register(b.add(base, slot))
+        for box in boxes.places:
+            at = [b.register(b.add(i, step)) for i, step in zip(indices, box.offsets, strict=True)]
+            yield tensor_map, at[::-1], address, known + box.bytes
+
+    def tma_load(self, op: async_copy.TmaLoadOp) -> None:
+        """One load a box."""
+        space = "shared_cta" if float(self.target.ptx_version) >= CTA_SHARED_SINCE else "shared_cluster"
+        barrier, offset = self.mbarrier(op, op.slot, "full", self.pair(op.slot)[1])
+        self.builder.comment(f"TMA into @{async_copy.ring_name(op.slot)}.{op.field.data}")
+        for tensor_map, at, address, immediate in self.transfers(op):
+            name = tma_load_name(len(at), space)
+            self.emit_elected(name, (address, tensor_map, *at, barrier), (immediate, offset))
+
+    def tma_store(self, op: async_copy.TmaStoreOp) -> None:
+        """One store a box."""
+        self.builder.comment(f"TMA from @{async_copy.ring_name(op.slot)}.{op.field.data}")
+        for tensor_map, at, address, immediate in self.transfers(op):
+            self.emit_elected(tma_store_name(len(at)), (tensor_map, *at, address), (immediate,))
+
+    def bulk_commit(self, op: async_copy.BulkCommitOp) -> None:
+        """`cp.async.bulk.commit_group`"""
+        self.emit_elected("cp_async_bulk_commit_group", ())
+
+    def bulk_wait(self, op: async_copy.BulkWaitOp) -> None:
+        """`cp.async.bulk.wait_group`"""
+        suffix = "" if op.read is None else "_read"
+        self.emit_elected(f"cp_async_bulk_wait_group{suffix}", (), (op.pending.value.data,))
+
+
+def has_barriers(ring: Ring) -> bool:
+    """Do the cursors of a ring need phases?"""
+    return ring.full is not None or ring.empty is not None
+
+
+def _arrays(ring: Ring) -> Iterator[tuple[int, int, int]]:
+    """(start, arrivals, stages) of each array of mbarriers of a ring."""
+    for array in (ring.full, ring.empty):
+        if array is not None:
+            yield array.start, array.count, ring.stages
+
+
+def _check_bytes(op: async_copy.ElectOp, lowering: EventLowering) -> None:
+    """What a slot expects is what its loads bring, where both stand in one place: else no wait would ever end."""
+    expected, brought = dict[SSAValue, int](), dict[SSAValue, int]()
+    for event in op.body.block.ops:
+        if isinstance(event, async_copy.ExpectTxOp):
+            expected[event.slot] = expected.get(event.slot, 0) + event.bytes.value.data
+        elif isinstance(event, async_copy.TmaLoadOp):
+            brought[event.slot] = brought.get(event.slot, 0) + lowering.boxes(event).total_bytes
+    for slot, count in expected.items():
+        if brought.get(slot, count) != count:
+            raise EmmyError(f"the slot expects {count} bytes and its TMA loads bring {brought[slot]}", location_of(op))
+
+
+Convert = Callable[[Any, Any], None]
+
+EVENTS: dict[type[Operation], Convert] = {
+    async_copy.PipelineOp: EventLowering.pipeline,
+    async_copy.BeginFillOp: EventLowering.begin,
+    async_copy.BeginReadOp: EventLowering.begin,
+    async_copy.SlotOp: EventLowering.slot,
+    async_copy.CpAsyncOp: EventLowering.cp_async,
+    async_copy.PlainCopyOp: EventLowering.plain_copy,
+    async_copy.PlainStoreOp: EventLowering.plain_store,
+    async_copy.CommitGroupOp: EventLowering.commit_group,
+    async_copy.WaitGroupOp: EventLowering.wait_group,
+    async_copy.BarrierOp: EventLowering.barrier,
+    async_copy.WarpSyncOp: EventLowering.warp_sync,
+    async_copy.FenceProxyAsyncOp: EventLowering.fence_proxy_async,
+    async_copy.WaitFullOp: EventLowering.wait_full,
+    async_copy.WaitEmptyOp: EventLowering.wait_empty,
+    async_copy.ArriveFullOp: EventLowering.arrive,
+    async_copy.ArriveEmptyOp: EventLowering.arrive,
+    async_copy.ArriveFullNoincOp: EventLowering.arrive_full_noinc,
+    async_copy.ElectOp: EventLowering.elect,
+    async_copy.ExpectTxOp: EventLowering.expect_tx,
+    async_copy.TmaLoadOp: EventLowering.tma_load,
+    async_copy.TmaStoreOp: EventLowering.tma_store,
+    async_copy.BulkCommitOp: EventLowering.bulk_commit,
+    async_copy.BulkWaitOp: EventLowering.bulk_wait,
+}
+"""How each event is lowered."""
