@@ -1,0 +1,130 @@
+"""Result files of `emmy.bench.run` (JSON lines), read back: what the tables and the pages of docs/ are made of.
+
+A record is the object of one line, with its `kind`: `device`, `bracket`, `case`, `refused` (a variant that could not be
+compiled) or `summary`. Files that are kept in docs/ are stripped to the fields that the tables read.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, cast
+
+from emmy.errors import EmmyError
+
+Record = dict[str, Any]
+
+KEPT: dict[str, tuple[str, ...]] = {
+    "device": ("ok", "card", "sms", "driver", "torch", "cuda", "triton", "date", "emmy", "command"),
+    "bracket": ("when", "ok", "message", "cublas_4096_tflops", "copy_tb_per_s", "peak_f32_tflops", "peak_f16_tflops", "clocks"),
+    "case": (
+        *("name", "variant", "settings", "shapes", "suite", "data", "policy", "max_k", "ok", "message", "error"),
+        *("as_expected", "differ_from_expected", "repeats", "differing_launches"),
+        *("us", "us_p20", "us_p80", "tflops", "peer_us", "peer_us_p20", "peer_us_p80", "peer_tflops", "ratio", "peers"),
+        *("rounds", "bytes", "registers", "spills", "study"),
+    ),
+    "refused": ("name", "variant", "settings", "message"),
+}  # fmt: skip
+"""Fields of each kind of record that a kept file has; a summary is not kept."""
+
+KEPT_ERRORS = ("rms_error", "rms_bound", "rounding_floor", "max_error", "wrong_elements", "not_finite")
+DIGITS = 5
+
+
+@dataclass
+class Run:
+    """The records of one file, by kind."""
+
+    device: Record = field(default_factory=dict[str, Any])
+    brackets: list[Record] = field(default_factory=list[Record])
+    cases: list[Record] = field(default_factory=list[Record])
+    refused: list[Record] = field(default_factory=list[Record])
+
+    @property
+    def timed(self) -> list[Record]:
+        """Correct cases with a time."""
+        return [case for case in self.cases if case["ok"] and case.get("us")]
+
+
+def read_records(path: Path) -> list[Record]:
+    """The records of a file. Raises `EmmyError` if it cannot be read."""
+    try:
+        lines = path.read_text().splitlines()
+        return [cast(Record, json.loads(line)) for line in lines if line.strip()]
+    except (OSError, ValueError) as error:
+        raise EmmyError(f"'{path}' is no file of JSON lines ({error})") from None
+
+
+def read_run(path: Path) -> Run:
+    """The records of a file by kind, each stripped to what is kept. Raises `EmmyError`."""
+    return sort_records(read_records(path))
+
+
+def sort_records(records: Iterable[Mapping[str, Any]]) -> Run:
+    """Records by kind, stripped."""
+    run = Run()
+    for record in records:
+        kind, kept = record["kind"], strip(record)
+        if kind == "device":
+            run.device = kept
+        elif kind in ("bracket", "case", "refused"):
+            {"bracket": run.brackets, "case": run.cases, "refused": run.refused}[kind].append(kept)
+    return run
+
+
+def strip(record: Mapping[str, Any]) -> Record:
+    """The record with the fields that are kept, figures rounded; registers and spills are the most of any kernel's."""
+    kind = str(record["kind"])
+    kept: Record = {"kind": kind}
+    source = dict(record)
+    if kind == "case":
+        # Files from before cases had a variant name it in the artefact's folder: SHAPE_DTYPE-VARIANT.
+        source.setdefault("variant", str(record.get("artefact", "")).partition("-")[2])
+        if record.get("resources"):
+            used: list[dict[str, int]] = list(record["resources"].values())
+            source["registers"] = max(kernel["registers"] for kernel in used)
+            source["spills"] = max(kernel.get("spill_store_bytes", 0) for kernel in used)
+        if record.get("error"):
+            source["error"] = {key: value for key, value in record["error"].items() if key in KEPT_ERRORS}
+    for name in KEPT.get(kind, ()):
+        if source.get(name) not in (None, "", {}):
+            kept[name] = rounded(source[name])
+    return kept
+
+
+def rounded(value: Any) -> Any:
+    """The value with every float in it cut to `DIGITS` significant digits."""
+    if isinstance(value, float):
+        return float(f"{value:.{DIGITS}g}")
+    if isinstance(value, Mapping):
+        return {key: rounded(item) for key, item in cast("Mapping[str, Any]", value).items()}
+    if isinstance(value, list):
+        return [rounded(item) for item in cast("list[Any]", value)]
+    return value
+
+
+def write_stripped(records: Sequence[Mapping[str, Any]], path: Path) -> None:
+    """Write the records that are kept."""
+    kept = [strip(record) for record in records if record["kind"] in KEPT]
+    path.write_text("".join(json.dumps(record) + "\n" for record in kept))
+
+
+def base_name(case: Mapping[str, Any]) -> str:
+    """The case's name without its variant."""
+    variant = str(case.get("variant") or "")
+    name = str(case["name"])
+    return name.removesuffix(f" {variant}") if variant else name
+
+
+def peak_tflops(run: Run, policy: str = "f32") -> float | None:
+    """The best rate of the register-only `mma.sync` loop among the brackets, TFLOPS; hybrid may use either accumulator."""
+    names = {"f32": ["peak_f32_tflops"], "f16": ["peak_f16_tflops"]}.get(policy, ["peak_f32_tflops", "peak_f16_tflops"])
+    rates = [bracket[name] for bracket in run.brackets for name in names if bracket.get(name)]
+    return max(rates, default=None)
+
+
+def copy_bandwidth(run: Run) -> float | None:
+    """The best copy among the brackets, TB/s, read plus written."""
+    return max((bracket["copy_tb_per_s"] for bracket in run.brackets if bracket.get("copy_tb_per_s")), default=None)
