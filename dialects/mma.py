@@ -25,6 +25,7 @@ from xdsl.dialects.builtin import (
     IntegerAttr,
     StringAttr,
     UnitAttr,
+    i1,
     i64,
 )
 from xdsl.ir import Attribute, Dialect, ParametrizedAttribute, SSAValue, TypeAttribute
@@ -213,6 +214,36 @@ class StoreGlobalOp(IRDLOperation):
 
 
 @irdl_op_definition
+class LoadGlobalOp(IRDLOperation):
+    """A fragment straight from a view at element offsets `indices`, zeros beyond the bounds; `transposed` as in `mma.load`.
+
+    PTX: plain loads of each lane, so it is for what runs rarely and may touch no ring.
+    """
+
+    name = "mma.load_global"
+    view = operand_def(ViewType)
+    indices = var_operand_def(IndexType)
+    transposed = opt_prop_def(UnitAttr)
+    result = result_def(FragmentType)
+    traits = traits_def(MemoryReadEffect())
+    assembly_format = (
+        "$view `[` $indices `]` (`transposed` $transposed^)? attr-dict `:` type($view) `->` type($result)"
+    )
+
+    def __init__(self, view: SSAValue, indices: Sequence[SSAValue], result_type: FragmentType, transposed: bool = False):
+        super().__init__(
+            operands=[view, indices],
+            result_types=[result_type],
+            properties={"transposed": UnitAttr() if transposed else None},
+        )
+
+    def verify_(self) -> None:
+        fragment = self.result.type
+        stored = fragment.get_shape()[::-1] if self.transposed is not None else fragment.get_shape()
+        check_box(cast(ViewType, self.view.type), len(self.indices), stored, fragment.element_type)
+
+
+@irdl_op_definition
 class FillOp(IRDLOperation):
     """A fragment whose elements all have one value."""
 
@@ -329,6 +360,24 @@ class ReduceOp(IRDLOperation):
 
 
 @irdl_op_definition
+class AnyNonfiniteOp(IRDLOperation):
+    """Whether an element of this warp's fragment is infinite or NaN: one answer for its lanes, warps may differ."""
+
+    name = "mma.any_nonfinite"
+    arg = operand_def(FragmentType)
+    result = result_def(i1)
+    traits = traits_def(Pure())
+    assembly_format = "$arg attr-dict `:` type($arg)"
+
+    def __init__(self, arg: SSAValue):
+        super().__init__(operands=[arg], result_types=[i1])
+
+    def verify_(self) -> None:
+        if not isinstance(cast(FragmentType, self.arg.type).element_type, AnyFloat):
+            raise VerifyException(f"any_nonfinite tests floats, got {self.arg.type}")
+
+
+@irdl_op_definition
 class ConvertOp(IRDLOperation):
     """The same matrix with another element type (rounded to nearest even) and / or another place or atom.
 
@@ -424,11 +473,13 @@ Mma = Dialect(
         LoadOp,
         StoreOp,
         StoreGlobalOp,
+        LoadGlobalOp,
         FillOp,
         MmaOp,
         PromoteOp,
         MapOp,
         ReduceOp,
+        AnyNonfiniteOp,
         ConvertOp,
         CoordOp,
         SliceOp,

@@ -315,6 +315,12 @@ class KernelLowering(EventLowering):
         self.builder.comment("a fragment from global memory")
         self.values[op.result] = self.fragments.load_global(op, view, self.offsets(op.indices), transposed)
 
+    def load_global(self, op: mma.LoadGlobalOp) -> None:
+        """`ld.global`"""
+        view, transposed = self.views[op.view], op.transposed is not None
+        self.builder.comment("a fragment from global memory")
+        self.values[op.result] = self.fragments.load_global(op, view, self.offsets(op.indices), transposed)
+
     def fill(self, op: mma.FillOp) -> None:
         """Constants"""
         self.values[op.result] = self.fragments.fill(shape_of(op.result.type), op.value.value.data)
@@ -342,6 +348,10 @@ class KernelLowering(EventLowering):
     def reduce(self, op: mma.ReduceOp) -> None:
         """Shuffles"""
         self.values[op.result] = self.fragments.reduce(op, self.registers(op.arg))
+
+    def any_nonfinite(self, op: mma.AnyNonfiniteOp) -> None:
+        """A vote"""
+        self.values[op.result] = self.fragments.any_nonfinite(op, self.registers(op.arg))
 
     def any_nonfinite(self, op: mma.AnyNonfiniteOp) -> None:
         """A vote"""
@@ -424,11 +434,13 @@ _register(mma.LoadOp, KernelLowering.load)
 _register(mma.StoreOp, KernelLowering.store)
 _register(mma.StoreGlobalOp, KernelLowering.store_global)
 _register(mma.LoadGlobalOp, KernelLowering.load_global)
+_register(mma.LoadGlobalOp, KernelLowering.load_global)
 _register(mma.FillOp, KernelLowering.fill)
 _register(mma.MmaOp, KernelLowering.mma)
 _register(mma.PromoteOp, KernelLowering.promote)
 _register(mma.MapOp, KernelLowering.map)
 _register(mma.ReduceOp, KernelLowering.reduce)
+_register(mma.AnyNonfiniteOp, KernelLowering.any_nonfinite)
 _register(mma.AnyNonfiniteOp, KernelLowering.any_nonfinite)
 _register(mma.ConvertOp, KernelLowering.convert_fragment)
 _register(mma.CoordOp, KernelLowering.coord)

@@ -12,7 +12,7 @@ from functools import lru_cache
 from typing import cast
 
 import numpy as np
-from xdsl.dialects.builtin import f32, i32
+from xdsl.dialects.builtin import f32, i16, i32
 from xdsl.ir import Attribute, SSAValue
 
 from emmy.atoms import Atom, LdmatrixPlan, OperandPlace, fragment_layout, get_atom, ldmatrix_plan
@@ -45,6 +45,9 @@ PROMOTING = get_atom("m16n8k8", "f16", "f32")
 
 ONE_F16 = 0x3C00
 """1.0 as f16."""
+
+NONFINITE_CHAINS = 4
+"""Independent sums of a test for infinities: as many as an f32 instruction has cycles of latency."""
 
 
 @dataclass(frozen=True)
@@ -253,10 +256,7 @@ class Fragments:
         box = BoxAddresses(b, view, indices, lanes)
         rows_left = room(b, view.sizes[-2], block[0], indices[-2], lanes[0])
         columns_left = room(b, view.sizes[-1], block[1], indices[-1], lanes[1])
-        strides, size = view.strides, view.element_bytes
-        pairs = strides[-1] == size and b.multiple(indices[-1]) % 2 == 0
-        pairs = pairs and all(isinstance(s, int) and s % (2 * size) == 0 for s in strides[:-1])
-        pairs = pairs and isinstance(view.sizes[-1], int) and view.sizes[-1] % 2 == 0
+        pairs = self._stored_in_pairs(view, indices)
         coordinates = element_coordinates(shape.rows, shape.cols, shape.place, shape.atom)
         for number, (row, col) in enumerate(coordinates[::2]):
             values, name = self._stored(shape, registers, number, pairs)
@@ -265,6 +265,47 @@ class Fragments:
                 guard = b.both(inside(b, rows_left, row), inside(b, columns_left, col + part))
                 guards = [] if guard is True else [b.predicate(guard)]
                 b.emit(name, (address.register, *operands, *guards), (address.immediate,))
+
+    def load_global(self, op: mma.LoadGlobalOp, view: View, indices: Sequence[Number], transposed: bool) -> Registers:
+        """A packed fragment straight from a view, two elements a register; zeros beyond the bounds."""
+        b, shape = self.builder, shape_of(op.result.type)
+        if not shape.packed or 1 in (shape.rows, shape.cols) or view.rank < 2:
+            raise EmmyError(f"no instruction loads the fragment {op.result.type} from global memory", location_of(op))
+        row, column = self.accumulator_lanes(shape)  # of the first element, in all places
+        lanes = (column, row) if transposed else (row, column)
+        extents = (shape.cols, shape.rows) if transposed else (shape.rows, shape.cols)
+        box = BoxAddresses(b, view, indices, lanes)
+        left = [
+            self._room_of_fragment(size, extent, index, lane)
+            for size, extent, index, lane in zip(view.sizes[-2:], extents, indices[-2:], lanes, strict=True)
+        ]
+        pairs = not transposed and self._stored_in_pairs(view, indices)
+        coordinates = element_coordinates(shape.rows, shape.cols, shape.place, shape.atom)
+        places = [(at[::-1] if transposed else at) for at in coordinates]
+        loaded: dict[int, SSAValue] = {}
+        for number in sorted(range(0, len(places), 2 if pairs else 1), key=places.__getitem__):
+            at_row, at_column = places[number]
+            address = box.address(at_row, at_column)
+            guard = b.both(inside(b, left[0], at_row), inside(b, left[1], at_column))
+            zero = b.constant(0, i32 if pairs else i16)
+            operands = [address.register] if guard is True else [address.register, b.predicate(guard), zero]
+            name = "ld_global_b32" if pairs else "ld_global_b16"
+            loaded[number] = b.emit(name, operands, (address.immediate,)).results[0]
+        if pairs:
+            return [loaded[number] for number in range(0, len(places), 2)]
+        return self._pair_up([loaded[number] for number in range(len(places))])
+
+    def _room_of_fragment(self, size: Number, extent: int, index: Number, lane: Number) -> Number | None:
+        """`room` of a fragment that begins anywhere; only where it provably begins at a multiple of its extent, size decides."""
+        aligned = extent & (extent - 1) == 0 and self.builder.multiple(index) % extent == 0
+        return room(self.builder, size, extent if aligned else 1 << 30, index, lane)
+
+    def _stored_in_pairs(self, view: View, indices: Sequence[Number]) -> bool:
+        """Whether neighbouring columns of a view are 4 bytes at a multiple of 4 that is inside as a whole or not at all."""
+        strides, size = view.strides, view.element_bytes
+        pairs = strides[-1] == size and self.builder.multiple(indices[-1]) % 2 == 0
+        pairs = pairs and all(isinstance(s, int) and s % (2 * size) == 0 for s in strides[:-1])
+        return pairs and isinstance(view.sizes[-1], int) and view.sizes[-1] % 2 == 0
 
     def _stored(
         self, shape: Shape, registers: Registers, number: int, pairs: bool
@@ -393,6 +434,18 @@ class Fragments:
                 other = b.emit("shfl_bfly_f32", (value,), (lanes,)).results[0]
                 rows[row] = combine(b, value, other)
         return self.pack(shape.dtype, [rows[row] for row in sorted(rows)])
+
+    def any_nonfinite(self, op: mma.AnyNonfiniteOp, registers: Registers) -> SSAValue:
+        """x * 0 is NaN where x is not finite, and so is a sum of such terms; then a vote of the warp."""
+        b, shape = self.builder, shape_of(op.arg.type)
+        zero = b.constant(0.0, f32)
+        sums = [zero] * NONFINITE_CHAINS
+        for number, element in enumerate(self.elements(shape, registers)):
+            chain = number % NONFINITE_CHAINS
+            sums[chain] = b.pure("fma_rn_f32", element, zero, sums[chain])
+        while len(sums) > 1:
+            sums = [b.pure("add_f32", x, y) for x, y in zip(sums[::2], sums[1::2], strict=True)]
+        return b.emit("vote_any_pred", (b.pure("setp_neu_f32", sums[0], zero),)).results[0]
 
     def coordinates(self, op: mma.CoordOp, base: Number) -> Registers:
         """Row or column numbers, counted from `base`, as i32."""

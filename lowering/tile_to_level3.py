@@ -24,6 +24,7 @@ from emmy.dialects import async_copy, mma, tile
 from emmy.dialects.tensor_op import AccumulateAttr, contraction
 from emmy.errors import EmmyError
 from emmy.locations import location_of
+from emmy.lowering.tile_redo import Redo, wants_redo
 from emmy.lowering.tile_rings import (
     Ring,
     Slice,
@@ -62,7 +63,8 @@ class LowerTile(ModulePass):
     * a store goes through an outbound pipeline of one slot where the schedule's epilogue is `shared`, unless the tile is
       larger than both the loops' rings and the memory of a CTA (of `target`, by default of the smallest one): then,
       and with epilogue `direct`, it is `mma.store_global`;
-    * an accumulation policy that is more than the types say (hybrid) stays on `mma.mma`.
+    * an accumulation policy that is more than the types say (hybrid) stays on `mma.mma`; with `overflow = redo` the loop is
+      followed by its second computation in f32 (`tile_redo`), for sums that are not finite.
 
     Before:
         %acc = scf.for %k = %c0 to %K step %c64 iter_args(%s = %zero) -> (!tile.tile<128x256xf32>) {
@@ -452,6 +454,8 @@ class ConsumerHalf:
         atom = self.atom(op, str(a.element_type), str(c.element_type))
         if k % atom.k:
             raise EmmyError(f"a dot over {k} elements of K is not whole k-steps of {atom.k}", location_of(op))
+        if wants_redo(op) and (not isinstance(op.parent_op(), scf.ForOp) or str(c.element_type) != "f32"):
+            raise EmmyError("overflow = redo needs a product in a loop that sums in f32", location_of(op))
         row, col = self.offset(0, m), self.offset(1, n)
         rows, cols = held.get_shape()
         a_type = mma.FragmentType.get((rows, atom.k), a.element_type, "a", atom.name)
@@ -506,7 +510,10 @@ class ConsumerHalf:
         for inside in old.ops:
             self.convert(inside, inner.at(inside))
         loop = emit.at(op)(scf.ForOp(bounds[0], bounds[1], bounds[2], starts, body))
-        for result, new in zip(op.results, loop.results, strict=False):
+        sums: list[SSAValue] = list(loop.results[: len(op.results)])
+        if wants_redo(op):
+            sums = Redo(self.values, self.constant, self.offset).of_loop(op, sums, starts[: len(sums)], emit)
+        for result, new in zip(op.results, sums, strict=True):
             self.define(result, new)
         for ring, new in zip(self.carried, loop.results[len(op.results) :], strict=True):
             self.cursors[ring] = hint(new, f"{ring.name}_done")

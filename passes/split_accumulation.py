@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Literal, cast
 
 from xdsl.context import Context
 from xdsl.dialects import arith
-from xdsl.dialects.builtin import Float16Type, Float32Type, FloatAttr, IndexType, IntegerAttr, ModuleOp, f16
+from xdsl.dialects.builtin import Float32Type, FloatAttr, IndexType, IntegerAttr, ModuleOp, f16
 from xdsl.ir import Block, Operation, SSAValue
 from xdsl.passes import ModulePass
 from xdsl.traits import MemoryEffectKind, get_effects
@@ -45,7 +46,8 @@ class SplitAccumulation(ModulePass):
     `order` is how products follow each other inside a partial, which decides what is in registers at once:
     * `slices`: slice by slice of the accumulator (all rows x 16 columns, fewer rows if registers ask for it), all k-steps of
       a slice, then its promotion. Live: operand a of all k-steps of a block of rows, one slice of partial sums.
-    * `steps`: k-step by k-step, all slices of one before the next. Live: partial sums of the whole fragment, operand a of one k-step.
+    * `steps`: k-step by k-step, all slices of one before the next. Live: partial sums of the whole fragment, operand a of
+      one k-step.
     By default slices, if they fit in the registers and the k-steps have no event between them.
 
     Before:                                                       After (slices of 16 columns; here two k-steps a partial):
@@ -118,7 +120,7 @@ def only_reads(op: Operation) -> bool:
 def segments(products: Sequence[mma.MmaOp]) -> list[list[mma.MmaOp]]:
     """The k-steps of a partial, cut where an event stands between two of them."""
     found = [[products[0]]]
-    for before, after in zip(products, products[1:], strict=False):
+    for before, after in pairwise(products):
         op = before.next_op
         while op is not None and op is not after and only_reads(op):
             op = op.next_op

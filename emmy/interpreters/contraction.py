@@ -27,7 +27,8 @@ def to_f32(values: Any) -> Array:
 def contract(total: Array, a: Array, b: Array, policy: AccumulateAttr, step: int = K_STEP) -> Array:
     """`total` + a @ b in the dtype of `total` (f32, or f16 under the f16 policy); a is [.., M, K], b [.., K, N], both f32.
 
-    `step`: contraction elements that an f32 sum takes at once. Policies whose sums are f16 round after each k-step.
+    `step`: contraction elements that an f32 sum takes at once. Policies whose sums are f16 round after each k-step; under
+    `redo` a partial sum that is not finite is replaced by that of f32.
     """
     name, depth = policy.policy.data, a.shape[-1]
     if name == "f32":
@@ -38,7 +39,10 @@ def contract(total: Array, a: Array, b: Array, policy: AccumulateAttr, step: int
         return _sum_f16(total, a, b)
     for k in range(0, depth, policy.max_k.data):
         part = slice(k, k + policy.max_k.data)
-        total = total + _sum_f16(np.zeros(total.shape, np.float16), a[..., part], b[..., part, :]).astype(np.float32)
+        partial = _sum_f16(np.zeros(total.shape, np.float16), a[..., part], b[..., part, :]).astype(np.float32)
+        if policy.overflow.data == "redo" and not np.isfinite(partial).all():
+            partial = np.where(np.isfinite(partial), partial, a[..., part] @ b[..., part, :])
+        total = total + partial
     return total
 
 

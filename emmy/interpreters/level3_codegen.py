@@ -25,7 +25,7 @@ from emmy.elementwise import ELEMENTWISE
 from emmy.interpreters.contraction import K_STEP, to_f32
 from emmy.interpreters.host import grid_offsets
 from emmy.interpreters.level3_machine import Level3Error
-from emmy.interpreters.level3_memory import write_box
+from emmy.interpreters.level3_memory import read_box, write_box
 from emmy.interpreters.scalars import numpy_dtype, scalar_expression
 from emmy.locations import location_of
 
@@ -62,9 +62,16 @@ class Program:
 def mma_value(a: Array, b: Array, c: Array) -> Array:
     """`c + a @ b.T` in steps of 16 along K; products and the sum of a step in f32."""
     left, right = to_f32(a), to_f32(b)
-    for k in range(0, a.shape[1], K_STEP):
-        c = (c.astype(np.float32) + left[:, k : k + K_STEP] @ right[:, k : k + K_STEP].T).astype(c.dtype)
+    with np.errstate(all="ignore"):
+        for k in range(0, a.shape[1], K_STEP):
+            c = (c.astype(np.float32) + left[:, k : k + K_STEP] @ right[:, k : k + K_STEP].T).astype(c.dtype)
     return c
+
+
+def promote_value(partial: Array, acc: Array) -> Array:
+    """f32 sums and f16 partial sums."""
+    with np.errstate(all="ignore"):
+        return acc + to_f32(partial)
 
 
 def _widen(value: Any) -> Any:
@@ -362,6 +369,14 @@ def _store_global(w: _Writer, op: mma.StoreGlobalOp) -> None:
     w.put(f"write_box({w.name(op.view)}, {w.indices(op.indices)}, {w.name(op.value)})")
 
 
+@_rule(mma.LoadGlobalOp)
+def _load_global(w: _Writer, op: mma.LoadGlobalOp) -> None:
+    w.mark(op)
+    shape, transposed = _shape(op.result), op.transposed is not None
+    box = f"read_box({w.name(op.view)}, {w.indices(op.indices)}, {shape[::-1] if transposed else shape})"
+    w.put(f"{w.name(op.result)} = {box}{'.T' if transposed else ''}")
+
+
 @_rule(mma.FillOp)
 def _fill(w: _Writer, op: mma.FillOp) -> None:
     value = w.constant(np.full(_shape(op.result), op.value.value.data, numpy_dtype(_type(op.result).element_type)))
@@ -375,7 +390,7 @@ def _mma(w: _Writer, op: mma.MmaOp) -> None:
 
 @_rule(mma.PromoteOp)
 def _promote(w: _Writer, op: mma.PromoteOp) -> None:
-    w.put(f"{w.name(op.result)} = {w.name(op.acc)} + {w.name(op.partial)}.astype({w.name(op.acc)}.dtype)")
+    w.put(f"{w.name(op.result)} = promote_value({w.name(op.partial)}, {w.name(op.acc)})")
 
 
 @_rule(mma.MapOp)
@@ -387,6 +402,11 @@ def _map(w: _Writer, op: mma.MapOp) -> None:
 @_rule(mma.ReduceOp)
 def _reduce(w: _Writer, op: mma.ReduceOp) -> None:
     w.put(f"{w.name(op.result)} = reduce_value({op.kind.data.value!r}, {w.name(op.arg)})")
+
+
+@_rule(mma.AnyNonfiniteOp)
+def _any_nonfinite(w: _Writer, op: mma.AnyNonfiniteOp) -> None:
+    w.put(f"{w.name(op.result)} = not np.isfinite({w.name(op.arg)}.astype(np.float32)).all()")
 
 
 @_rule(mma.ConvertOp)
@@ -466,8 +486,10 @@ def _warps(kernel: tile.KernelOp, part: ac.ProducerOp | ac.ConsumerOp | ac.RoleO
 HELPERS: dict[str, Any] = {
     "np": np,
     "grid_offsets": grid_offsets,
+    "read_box": read_box,
     "write_box": write_box,
     "mma_value": mma_value,
+    "promote_value": promote_value,
     "map_value": map_value,
     "reduce_value": reduce_value,
     "cast_value": cast_value,
