@@ -12,5 +12,6 @@ deadlocks and endless loops. Lanes of a warp are NumPy vectors of 32; warps that
 from emmy.emulator.faults import EmulatorError
 from emmy.emulator.global_memory import Pointer, Uninitialised
 from emmy.emulator.launch import Emulator, Report
+from emmy.emulator.tensor_map import TensorMap
 
-__all__ = ["Emulator", "EmulatorError", "Pointer", "Report", "Uninitialised"]
+__all__ = ["Emulator", "EmulatorError", "Pointer", "Report", "TensorMap", "Uninitialised"]

@@ -41,17 +41,49 @@ def decode_exit(spelling: Spelling) -> Operation:
     return Operation(spelling.prefix, _nothing, destinations=0, control=True, branch=-1)
 
 
-@instruction("membar", "fence", "nanosleep")
+@instruction("nanosleep")
+def decode_sleep(spelling: Spelling) -> Operation:
+    """Nothing here takes time."""
+    spelling.type("u32")
+    spelling.finish(1)
+    return Operation("nanosleep", _nothing, destinations=0)
+
+
+@instruction("membar", "fence")
 def decode_fence(spelling: Spelling) -> Operation:
     """Fences order accesses only together with a barrier or mbarrier, which is where the race detector looks."""
-    if spelling.prefix == "nanosleep":
-        spelling.type("u32")
-        spelling.finish(1)
+    if spelling.prefix == "membar":
+        spelling.require("cta", "gl", "sys")
     else:
-        spelling.skip("sc", "acq_rel", "acquire", "release", "cta", "gl", "sys", "gpu", "cluster")
-        spelling.skip("proxy", "async", "shared::cta", "global", "mbarrier_init")
-        spelling.finish(0)
+        spelling.take("sc", "acq_rel", "acquire", "release")
+        spelling.require("cta", "cluster", "gpu", "sys")
+    spelling.finish(0)
     return Operation(spelling.prefix, _nothing, destinations=0)
+
+
+@instruction("fence.proxy.async", "fence.mbarrier_init")
+def decode_async_fence(spelling: Spelling) -> Operation:
+    """What these lanes did to shared memory before (fence.mbarrier_init: their mbarrier.init) is ready for TMA."""
+    spelling.available((8, 0), 90)
+    init = spelling.prefix == "fence.mbarrier_init"
+    if init:
+        spelling.require("release")
+        spelling.require("cluster")
+    # .global says nothing of shared memory; global memory is not tracked here.
+    shared = spelling.take("shared::cta", "shared::cluster", "global") != "global"
+    spelling.finish(0)
+
+    def bind(machine: Machine) -> Execute:
+        def execute(low: int, high: int, mask: Array | None) -> None:
+            for warp, bits in enumerate(machine.lane_bits(low, high, mask), low):
+                if bits:
+                    machine.mbarriers.show_to_async_proxy(warp, bits)
+                if bits and not init:
+                    machine.clocks.fence_async(warp, bits, int(machine.live_bits[warp]))
+
+        return execute
+
+    return Operation(spelling.prefix, bind if shared else _nothing, destinations=0)
 
 
 # CTA barriers
@@ -174,7 +206,7 @@ def decode_mbarrier_arrive(spelling: Spelling) -> Operation:
             def arrive(at: int, barrier: MBarrier, warp: int, lane: int) -> int:
                 amount = 1 if amounts is None else int(amounts[warp, lane])
                 if expects:
-                    machine.mbarriers.expect(barrier, amount)
+                    machine.mbarriers.expect(at, barrier, amount)
                     amount = 1
                 return machine.mbarriers.arrive(at, barrier, amount, clocks[warp], warp, lane)
 
@@ -204,7 +236,8 @@ def decode_mbarrier_expect(spelling: Spelling) -> Operation:
         amounts = machine.source(spelling.operands[1], U32)
 
         def expect(at: int, barrier: MBarrier, warp: int, lane: int) -> int:
-            machine.mbarriers.expect(barrier, int(amounts[warp, lane]))
+            machine.mbarriers.expect(at, barrier, int(amounts[warp, lane]))
+            machine.mbarriers.complete(at, barrier)
             return 0
 
         def execute(low: int, high: int, mask: Array | None) -> None:
@@ -254,7 +287,7 @@ def _wait(machine: Machine, address: Operand, target: Operand, phase: Operand, p
         if not all(results) and warp not in machine.poll_fails:
             at = flat.tolist()[results.index(False)]
             text = f"mbarrier {at:#x}, now in phase {barriers.objects[at].phase}"
-            machine.waiting[warp] = Waiting(text, at)
+            machine.waiting[warp] = Waiting(text, at, retry=True)
             machine.pcs[warp] -= 1
             return
         machine.poll_fails.discard(warp)
@@ -262,6 +295,7 @@ def _wait(machine: Machine, address: Operand, target: Operand, phase: Operand, p
         for at in set(flat.tolist()):
             mine = [int(i) for i, a, done in zip(lanes[1], flat, results, strict=True) if a == at and done]
             if mine:
+                barriers.objects[at].seen = barriers.objects[at].phase
                 bits = sum(1 << i for i in mine)
                 machine.clocks.acquire(warp, bits, int(machine.live_bits[warp]), barriers.objects[at].done)
         write(warp, warp + 1, mask, _scatter(warp, warp + 1, lanes, results, np.bool_))

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from emmy.emulator.clocks import MOST_MBARRIERS
 from emmy.emulator.datatypes import Array
 from emmy.emulator.faults import Fault
 from emmy.emulator.shared_memory import MBARRIER, SHARED_BASE, UNINITIALISED
@@ -15,15 +16,22 @@ if TYPE_CHECKING:
     from emmy.emulator.machine import Machine
 
 _MAX_ARRIVALS = (1 << 20) - 1  # PTX ISA, mbarrier.init
+_MAX_BYTES = (1 << 20) - 1  # PTX ISA, tx-count of an mbarrier; as far below zero
 _MAX_POLLS = 64  # polls that may fail in a row, with nothing else able to run, before it is a deadlock
 
 
 @dataclass
 class Waiting:
-    """Why a warp cannot run; `mbarrier`: the address it polls, if it does."""
+    """Why a warp cannot run.
+
+    mbarrier: the address it polls, if it does. retry: it stands at the instruction, not behind it, and executes it again.
+    pool: it waits for registers.
+    """
 
     text: str
     mbarrier: int | None = None
+    retry: bool = False
+    pool: bool = False
 
 
 @dataclass
@@ -61,7 +69,7 @@ class NamedBarriers:
         if barrier.expected != expected:
             raise Fault(f"barrier {number}: others expect {barrier.expected} threads, this warp {expected}", warp)
         live = int(machine.live_bits[warp])
-        barrier.clocks.append(machine.clocks.publish(warp, live, live))
+        barrier.clocks.append(machine.clocks.publish_at_barrier(warp, live))
         barrier.arrived += 32
         if wait:
             barrier.warps.append(warp)
@@ -80,7 +88,11 @@ class NamedBarriers:
 
 @dataclass
 class MBarrier:
-    """One mbarrier object: `pending` arrivals and `tx` bytes outstanding in the current phase."""
+    """One mbarrier object: `pending` arrivals and `tx` bytes outstanding in the current phase.
+
+    agent: its component of the clocks, in which an epoch is the number of phases completed. seen: phases that some warp
+    waited for. async_visible: a fence after its initialisation lets TMA use it.
+    """
 
     count: int
     pending: int
@@ -88,10 +100,13 @@ class MBarrier:
     warp: int
     lane: int
     epoch: int
+    agent: int
     clock: Array  # released by the arrivals so far
     done: Array  # what the completion of the last phase released
     phase: int = 0
     tx: int = 0
+    seen: int = 0
+    async_visible: bool = False
 
 
 class MBarriers:
@@ -101,10 +116,11 @@ class MBarriers:
         self.machine = machine
         self.objects: dict[int, MBarrier] = {}
         self.failed_polls = 0
+        self.created = 0
 
     def reset(self) -> None:
         self.objects.clear()
-        self.failed_polls = 0
+        self.failed_polls = self.created = 0
 
     def _cells(self, address: int, warp: int, lane: int) -> Array:
         shared = self.machine.shared
@@ -121,7 +137,17 @@ class MBarriers:
         machine.shared.check_write(cells, np.array([warp]), np.array([lane]), line, state=MBARRIER)
         none = np.zeros(machine.clocks.agents, np.int64)
         epoch = int(machine.clocks.epoch[warp])
-        self.objects[address] = MBarrier(count, count, line, warp, lane, epoch, none, none)
+        if self.created == MOST_MBARRIERS:
+            raise Fault(f"the emulator has room for {MOST_MBARRIERS} mbarriers in a CTA", warp, lane)
+        agent = machine.clocks.mbarriers + self.created
+        self.created += 1
+        self.objects[address] = MBarrier(count, count, line, warp, lane, epoch, agent, none, none)
+
+    def show_to_async_proxy(self, warp: int, lanes: int) -> None:
+        """fence.mbarrier_init or fence.proxy.async: TMA may use the mbarriers that these lanes initialised."""
+        for barrier in self.objects.values():
+            if barrier.warp == warp and lanes >> barrier.lane & 1:
+                barrier.async_visible = True
 
     def invalidate(self, address: int, warp: int, lane: int) -> None:
         self.find(address, warp, lane)
@@ -145,8 +171,21 @@ class MBarriers:
             )
         return barrier
 
-    def expect(self, barrier: MBarrier, tx: int) -> None:
-        barrier.tx += tx
+    def expect(self, address: int, barrier: MBarrier, tx: int) -> None:
+        """expect_tx: the current phase waits for `tx` more bytes."""
+        self._count_bytes(address, barrier, tx)
+
+    def complete_tx(self, address: int, barrier: MBarrier, tx: int) -> None:
+        """`tx` bytes have arrived; before they are expected the count is negative."""
+        if self.objects.get(address) is not barrier:
+            raise Fault(f"the mbarrier at {address:#x} was invalidated before this copy completed on it")
+        self._count_bytes(address, barrier, -tx)
+        self.complete(address, barrier)
+
+    def _count_bytes(self, address: int, barrier: MBarrier, change: int) -> None:
+        barrier.tx += change
+        if abs(barrier.tx) > _MAX_BYTES:
+            raise Fault(f"the mbarrier at {address:#x} counts {barrier.tx} bytes, {_MAX_BYTES} is the most")
 
     def arrive(self, address: int, barrier: MBarrier, count: int, clock: Array, warp: int, lane: int) -> int:
         """`count` arrivals that release `clock`; returns the phase they belong to. Fault beyond the pending count."""
@@ -180,6 +219,8 @@ class MBarriers:
         if barrier.pending or barrier.tx:
             return
         barrier.phase += 1
+        barrier.clock = barrier.clock.copy()
+        barrier.clock[barrier.agent] = barrier.phase
         barrier.pending = barrier.count
         barrier.done = np.maximum(barrier.done, barrier.clock)
         self.failed_polls = 0

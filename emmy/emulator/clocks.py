@@ -1,8 +1,14 @@
-"""Who knows of whose memory accesses: one vector clock for each warp, one agent for each warp's cp.async queue.
+"""Who knows of whose memory accesses: one vector clock for each warp, with a component for each agent that can access.
 
-Agents 0 .. W-1 are the warps, W .. 2W-1 their cp.async queues. An access is stamped with its agent's epoch;
-it is ordered before warp w if the epoch is at most `known[w, agent]`. For w itself, `known[w, w]` counts what
-*all* lanes of w know, which is up to the last warp-wide synchronisation: between lanes a bar.warp.sync is due.
+With W warps the agents are, in this order: W warps, W of their bulk stores (which read shared memory), W of their
+cp.async queues, then one for each mbarrier, which stands for the TMA loads that complete on it. An access is stamped
+with its agent's epoch; it is ordered before warp w if the epoch is at most `known[w, agent]`. For w itself,
+`known[w, w]` counts what *all* lanes of w know, which is up to the last warp-wide synchronisation: between lanes a
+bar.warp.sync is due.
+
+3 W more components tell what the async proxy (TMA) may touch, by the same epochs: accesses of a warp, and of its
+cp.async queue, that a fence.proxy.async of that warp followed; and accesses that a CTA barrier followed. They travel
+with the clocks, so "fenced, and ordered before" is one comparison.
 """
 
 from __future__ import annotations
@@ -12,14 +18,21 @@ import numpy as np
 from emmy.emulator.datatypes import Array
 
 FULL_MASK = 0xFFFFFFFF
+MOST_MBARRIERS = 128  # mbarrier.init that one CTA may execute; a limit of the emulator
 
 
 class Clocks:
-    """Vector clocks of one CTA. Epochs are int64 counters that begin at 1."""
+    """Vector clocks of one CTA. Epochs are int64 counters that begin at 1.
+
+    bulk, queue, fenced, fenced_queue, barrier_passed, mbarriers: the first component of each kind.
+    """
 
     def __init__(self, warps: int):
         self.warps = warps
-        self.agents = 2 * warps
+        self.bulk, self.queue = warps, 2 * warps
+        self.fenced, self.fenced_queue, self.barrier_passed = 3 * warps, 4 * warps, 5 * warps
+        self.mbarriers = 6 * warps
+        self.agents = self.mbarriers + MOST_MBARRIERS
         self.own = np.arange(warps)
         self.reset()
 
@@ -29,6 +42,10 @@ class Clocks:
         self.queue_epoch = np.ones(self.warps, np.int64)
         self.waited = np.zeros(self.warps, np.int64)
         self.touched = np.zeros(self.warps, np.uint32)
+        # Lanes with accesses since the last fence.proxy.async, and the epochs that this fence covers.
+        self.unfenced = np.zeros(self.warps, np.uint32)
+        self.fenced_epoch = np.zeros(self.warps, np.int64)
+        self.fenced_waited = np.zeros(self.warps, np.int64)
         # What some lanes alone learnt (mask of lanes -> clock), until the warp synchronises.
         self.partial: list[dict[int, Array]] = [{} for _ in range(self.warps)]
 
@@ -40,10 +57,24 @@ class Clocks:
             self.partial[warp].clear()
         rows = self.own[low:high]
         self.known[rows, rows] = self.epoch[low:high]
-        queues = self.warps + rows
-        self.known[rows, queues] = np.maximum(self.known[rows, queues], self.waited[low:high])
+        for first, epochs in (
+            (self.queue, self.waited),
+            (self.fenced, self.fenced_epoch),
+            (self.fenced_queue, self.fenced_waited),
+        ):
+            own = first + rows
+            self.known[rows, own] = np.maximum(self.known[rows, own], epochs[low:high])
         self.epoch[low:high] += 1
         self.touched[low:high] = 0
+
+    def fence_async(self, warp: int, lanes: int, live: int) -> None:
+        """fence.proxy.async by some lanes: it covers accesses up to now, if those lanes made all that need a fence."""
+        if int(self.unfenced[warp]) & ~lanes == 0 or lanes == live:
+            self.fenced_epoch[warp] = self.epoch[warp]
+            self.unfenced[warp] = 0
+        if lanes == live:
+            self.fenced_waited[warp] = self.waited[warp]
+        self.epoch[warp] += 1
 
     def publish(self, warp: int, lanes: int, live: int) -> Array:
         """The clock that `lanes` of a warp release (by an arrival); the warp's own epoch then moves on.
@@ -53,13 +84,24 @@ class Clocks:
         """
         clock: Array = self.known[warp].copy()
         if lanes == live:
-            clock[self.warps + warp] = max(int(clock[self.warps + warp]), int(self.waited[warp]))
+            self._raise(clock, self.queue + warp, self.waited[warp])
+            self._raise(clock, self.fenced_queue + warp, self.fenced_waited[warp])
         if int(self.touched[warp]) & ~lanes == 0:
             clock[warp] = self.epoch[warp]
+            self._raise(clock, self.fenced + warp, self.fenced_epoch[warp])
         for mask, learnt in self.partial[warp].items():
             if lanes == live or lanes & ~mask == 0:
                 np.maximum(clock, learnt, out=clock)
         self.epoch[warp] += 1
+        return clock
+
+    def _raise(self, clock: Array, component: int, epoch: int) -> None:
+        clock[component] = max(int(clock[component]), int(epoch))
+
+    def publish_at_barrier(self, warp: int, live: int) -> Array:
+        """What a warp releases when it arrives at a CTA barrier: all it did, marked as followed by a barrier."""
+        clock = self.publish(warp, live, live)
+        clock[self.barrier_passed + warp] = clock[warp]
         return clock
 
     def acquire(self, warp: int, lanes: int, live: int, clock: Array) -> None:
@@ -78,6 +120,14 @@ class Clocks:
             np.maximum(self.known[warp], joined, out=self.known[warp])
             self.known[warp, warp] = self.epoch[warp] - 1
             self.touched[warp] = 0
+
+    def known_to_lane(self, warp: int, lane: int) -> Array:
+        """The clock of one lane: the warp's, and what that lane alone learnt."""
+        clock: Array = self.known[warp].copy()
+        for mask, learnt in self.partial[warp].items():
+            if mask >> lane & 1:
+                np.maximum(clock, learnt, out=clock)
+        return clock
 
     def knows(self, warp: int, lanes: int, agent: int, epoch: int) -> bool:
         """Do these lanes of a warp know of the access (agent, epoch)? Slow path, after a check by `known` failed."""

@@ -162,7 +162,7 @@ class CopyQueues:
         """cp.async.mbarrier.arrive: arrive once all earlier copies of these lanes have landed."""
         machine = self.machine
         copies = [c for g in [*self.committed[warp], self.current[warp]] for c in g.copies]
-        clock[machine.warps + warp] = machine.clocks.queue_epoch[warp]
+        clock[machine.clocks.queue + warp] = machine.clocks.queue_epoch[warp]
         machine.clocks.queue_epoch[warp] += 1
         arrival = _Arrival(warp, lanes, addresses, copies, clock)
         early = machine.landing == "early" or (machine.landing == "random" and machine.chance.random() < 0.5)

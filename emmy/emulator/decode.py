@@ -19,6 +19,7 @@ from emmy.emulator.syntax import (
     Immediate,
     Instruction,
     Label,
+    Module,
     Negated,
     Operand,
     Pair,
@@ -26,6 +27,7 @@ from emmy.emulator.syntax import (
     Sink,
     Special,
     Symbol,
+    TensorAddress,
     Vector,
 )
 
@@ -46,6 +48,7 @@ class Operation:
     control: it may block a warp or move its program counter, so the scheduler looks again after it.
     branch: the position it jumps to (-1: leaves the kernel), None if it does neither.
     shared_bytes: the narrowest shared access it makes, which bounds the granule of race detection; 0 if none.
+    bulk_store: it reads shared memory after it was issued.
     """
 
     kind: str
@@ -55,6 +58,7 @@ class Operation:
     control: bool = False
     branch: int | None = None
     shared_bytes: int = 0
+    bulk_store: bool = False
 
 
 Decoder = Callable[["Spelling"], Operation]
@@ -67,6 +71,8 @@ _MODULES = (
     "warp_operations",
     "barrier_operations",
     "copy_operations",
+    "bulk_operations",
+    "register_pool",
     "matrix_operations",
 )
 
@@ -85,8 +91,9 @@ def instruction(*prefixes: str) -> Callable[[Decoder], Decoder]:
 class Spelling:
     """One instruction's modifiers, taken one by one; what is left over at the end is unknown, hence an error."""
 
-    def __init__(self, source: Instruction, prefix: str):
+    def __init__(self, source: Instruction, prefix: str, module: Module):
         self.source = source
+        self.module = module
         self.prefix = prefix
         self.operands = source.operands
         self.rest = source.opcode[len(prefix) :].split(".")[1:]
@@ -133,6 +140,17 @@ class Spelling:
         if counts and len(self.operands) not in counts:
             self.fail(f"{len(self.operands)} operands, expected {' or '.join(map(str, counts))}")
 
+    def available(self, version: tuple[int, int], architecture: int, specific: bool = False, what: str = "") -> None:
+        """Fail unless .version and .target have this instruction; `specific`: on targets sm_NNa and sm_NNf only."""
+        module = self.module
+        if module.version >= version and module.architecture >= architecture and (module.specific or not specific):
+            return
+        suffix = "a or sm_NNf" if specific else ""
+        self.fail(
+            f"{what or self.prefix} needs .version {version[0]}.{version[1]} and .target sm_{architecture}{suffix} or "
+            f"later, the text has {module.version[0]}.{module.version[1]} and {module.target}"
+        )
+
     # Operand checks
 
     def check(self, operand: Operand, type_: DataType, wider: bool = False, negatable: bool = False) -> None:
@@ -144,11 +162,11 @@ class Spelling:
                 self.fail("`!` is not allowed here")
             if width != type_.bits and not (wider and width > type_.bits and type_.bits > 1):
                 self.fail(f"the register {register.name} has {width} bits, the instruction uses {type_.bits}")
-        elif isinstance(operand, Vector | Pair | Address | Label):
+        elif isinstance(operand, Vector | Pair | Address | TensorAddress | Label):
             self.fail(f"a {type(operand).__name__.lower()} cannot stand here")
         elif isinstance(operand, Special) and type_.bits != 32:
             self.fail("special registers have 32 bits")
-        elif isinstance(operand, Symbol) and operand.space == "param":
+        elif isinstance(operand, Symbol) and operand.space == "param" and (self.prefix != "mov" or type_.bits != 64):
             self.fail(f"the address of the parameter {operand.name} cannot be taken")
         elif isinstance(operand, Symbol | Immediate) and type_.kind == "pred":
             self.fail("a predicate register is expected")
@@ -196,6 +214,8 @@ def _parts(operand: Operand) -> tuple[Operand, ...]:
     match operand:
         case Vector(elements):
             return elements
+        case TensorAddress(_, coordinates):
+            return coordinates
         case Pair(first, second):
             return (first, second)
         case _:
@@ -212,13 +232,13 @@ def load_table() -> None:
         importlib.import_module(f"emmy.emulator.{module}")
 
 
-def decode(source: Instruction) -> Operation:
+def decode(source: Instruction, module: Module) -> Operation:
     """Find the decoder of an instruction and run it. Raises EmulatorError for anything unknown."""
     parts = source.opcode.split(".")
     for count in range(len(parts), 0, -1):
         prefix = ".".join(parts[:count])
         if prefix in TABLE:
-            spelling = Spelling(source, prefix)
+            spelling = Spelling(source, prefix, module)
             operation = TABLE[prefix](spelling)
             spelling.check_places(operation)
             return operation

@@ -18,10 +18,14 @@ class EmulatorError(EmmyError):
 
 
 class Fault(Exception):
-    """Raised while one instruction runs; the scheduler adds line, CTA and warp and makes an `EmulatorError` of it."""
+    """Raised while one instruction runs; the scheduler adds line, CTA and warp and makes an `EmulatorError` of it.
 
-    def __init__(self, message: str, warp: int | None = None, lane: int | None = None):
+    `line`: the PTX line at fault, where that is not the instruction that runs (a copy that lands later).
+    """
+
+    def __init__(self, message: str, warp: int | None = None, lane: int | None = None, line: int = 0):
         super().__init__(message)
         self.message = message
         self.warp = warp
         self.lane = lane
+        self.line = line

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
@@ -65,6 +66,28 @@ class GlobalMemory:
             buffer.initialised = np.zeros(buffer.bytes.size, np.bool_)
         offset = argument.byte_offset if isinstance(argument, Pointer) else 0
         return (buffer.index << _SLOT) + _MIDDLE + offset
+
+    def window(self, address: int, shape: Sequence[int], strides: Sequence[int]) -> tuple[Array, Array | None]:
+        """Bytes of one buffer, strided (strides in bytes), and which of them are initialised (None: all).
+
+        Raises Fault if they do not lie within a buffer.
+        """
+        slot = address >> _SLOT
+        size = 1 + sum((n - 1) * stride for n, stride in zip(shape, strides, strict=True))
+        if not 1 <= slot <= len(self.buffers):
+            raise Fault(f"global address {address:#x} is out of bounds: no buffer is near")
+        buffer = self.buffers[slot - 1]
+        offset = address - ((slot << _SLOT) + _MIDDLE)
+        if not 0 <= offset <= buffer.bytes.size - size:
+            raise Fault(
+                f"global address {address:#x} is out of bounds: byte {offset} of a buffer of {buffer.bytes.size} "
+                f"bytes, the access takes {size}"
+            )
+
+        def strided(flat: Array) -> Array:
+            return np.lib.stride_tricks.as_strided(flat[offset:], shape, strides)
+
+        return strided(buffer.bytes), None if buffer.initialised is None else strided(buffer.initialised)
 
     def _locate(self, addresses: Array, size: int, warp: Array, lane: Array) -> list[tuple[int, Any, Array]]:
         """(buffer position, which accesses, byte offsets) for each buffer that is touched."""

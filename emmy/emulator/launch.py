@@ -18,6 +18,7 @@ from emmy.emulator.machine import Machine, Program
 from emmy.emulator.parser import Parser
 from emmy.emulator.scheduler import Budget, Scheduler
 from emmy.emulator.syntax import Kernel, Parameter
+from emmy.emulator.tensor_map import MAP_BYTES, BoundMap, TensorMap
 
 Argument = Array | Uninitialised | Pointer | int | float | bytes | np.generic
 Dimensions = tuple[int, int, int]
@@ -70,7 +71,8 @@ class Emulator:
         """Run every CTA of a grid, one after another, and write the buffers in place.
 
         args: for each parameter a C-contiguous array (passed as its address), `Uninitialised(array)`,
-        `Pointer(array, byte_offset)`, or a number converted to the parameter's type (`bytes` for an array of bytes).
+        `Pointer(array, byte_offset)`, a `TensorMap` for a `.param .align 64 .b8 name[128]`, or a number converted to
+        the parameter's type (`bytes` for an array of bytes).
         landing: when asynchronous copies land. order: which warp, and which CTA, runs next. seed: of both randoms.
         max_instructions: warp instructions after which a loop counts as endless.
 
@@ -84,11 +86,11 @@ class Emulator:
         _check_block(program.kernel, grid, block)
         began = time.perf_counter()
         memory = GlobalMemory()
-        parameters = _parameter_bytes(program.kernel, args, memory)
+        parameters, maps = _parameter_space(program.kernel, args, memory)
         chance = random.Random(seed)
         budget = Budget(0, max_instructions)
         with np.errstate(all="ignore"):
-            machine = Machine(program, grid, block, shared_bytes, memory, parameters, landing, chance)
+            machine = Machine(program, grid, block, shared_bytes, memory, parameters, maps, landing, chance)
             if machine.shared_size > MOST_SHARED_BYTES:
                 raise EmulatorError(f"{machine.shared_size} bytes of shared memory, {MOST_SHARED_BYTES} is the most")
             for cta in _cta_order(grid, order, chance):
@@ -104,9 +106,9 @@ class Emulator:
 
 
 def _decode(kernel: Kernel) -> Program:
-    operations = [decode(instruction) for instruction in kernel.instructions]
+    operations = [decode(instruction, kernel.module) for instruction in kernel.instructions]
     widths = [o.shared_bytes for o in operations if o.shared_bytes]
-    return Program(kernel, operations, min([4, *widths]))
+    return Program(kernel, operations, min([4, *widths]), any(o.bulk_store for o in operations))
 
 
 def _check_block(kernel: Kernel, grid: Dimensions, block: Dimensions) -> None:
@@ -134,14 +136,27 @@ def _cta_order(grid: Dimensions, order: str, chance: random.Random) -> list[Dime
     return ctas
 
 
-def _parameter_bytes(kernel: Kernel, args: list[Any], memory: GlobalMemory) -> Array:
-    """The parameter space of a launch: uint8, laid out as declared."""
+def _parameter_space(kernel: Kernel, args: list[Any], memory: GlobalMemory) -> tuple[Array, dict[int, BoundMap]]:
+    """The parameter space of a launch: uint8, laid out as declared; and the tensor maps by their offset in it."""
     if len(args) != len(kernel.parameters):
         raise EmulatorError(f"{kernel.name} has {len(kernel.parameters)} parameters, {len(args)} arguments given")
     space = np.zeros(-(-kernel.parameter_bytes // 16) * 16, np.uint8)
+    maps: dict[int, BoundMap] = {}
     for parameter, argument in zip(kernel.parameters, args, strict=True):
+        if isinstance(argument, TensorMap):
+            maps[parameter.offset] = _bind_map(kernel, parameter, argument, memory)
+            continue
         space[parameter.offset : parameter.offset + parameter.size] = _argument(kernel, parameter, argument, memory)
-    return space
+    return space, maps
+
+
+def _bind_map(kernel: Kernel, parameter: Parameter, map_: TensorMap, memory: GlobalMemory) -> BoundMap:
+    if parameter.size != MAP_BYTES or parameter.alignment < 64 or parameter.type.bytes != 1:
+        raise EmulatorError(
+            f"parameter {parameter.name} of {kernel.name} cannot hold a tensor map: declare it as "
+            f".param .align 64 .b8 {parameter.name}[{MAP_BYTES}]"
+        )
+    return BoundMap(map_, memory)
 
 
 def _argument(kernel: Kernel, parameter: Parameter, argument: Argument, memory: GlobalMemory) -> Array:
@@ -151,7 +166,7 @@ def _argument(kernel: Kernel, parameter: Parameter, argument: Argument, memory: 
             raise EmulatorError(f"{name} has {parameter.size} bytes, {len(argument)} given")
         return np.frombuffer(argument, np.uint8)
     if parameter.size != parameter.type.bytes:
-        raise EmulatorError(f"{name} is an array of {parameter.size} bytes: pass bytes")
+        raise EmulatorError(f"{name} is an array of {parameter.size} bytes: pass a TensorMap or bytes")
     if isinstance(argument, np.ndarray | Uninitialised | Pointer):
         if parameter.size != 8:
             raise EmulatorError(f"{name} has {parameter.size} bytes and cannot hold an address")

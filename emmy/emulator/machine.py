@@ -12,12 +12,14 @@ from typing import Any
 import numpy as np
 
 from emmy.emulator.barriers import MBarriers, NamedBarriers, Waiting
+from emmy.emulator.bulk_copies import BulkCopies
 from emmy.emulator.clocks import FULL_MASK, Clocks
 from emmy.emulator.copies import CopyQueues
 from emmy.emulator.datatypes import STORAGE, Array, DataType
 from emmy.emulator.decode import Execute, Operation
 from emmy.emulator.faults import Fault
 from emmy.emulator.global_memory import GlobalMemory
+from emmy.emulator.register_pool import RegisterPool
 from emmy.emulator.shared_memory import SHARED_BASE, SharedMemory, bank_conflicts
 from emmy.emulator.syntax import (
     Address,
@@ -30,21 +32,28 @@ from emmy.emulator.syntax import (
     Sink,
     Special,
     Symbol,
+    TensorAddress,
     registers_of,
 )
+from emmy.emulator.tensor_map import BoundMap
 
 Write = Callable[[int, int, "Array | None", Array], None]
 Landing = str  # "late", "early" or "random"
 _LANES = np.arange(32)
+PARAMETER_WINDOW = 1 << 32  # generic address of parameter space: beyond shared memory, below all buffers
 
 
 @dataclass(frozen=True)
 class Program:
-    """A kernel with its decoded instructions; `granule`: bytes of the narrowest shared access (1, 2 or 4)."""
+    """A kernel with its decoded instructions; `granule`: bytes of the narrowest shared access (1, 2 or 4).
+
+    bulk_stores: some instruction is one.
+    """
 
     kernel: Kernel
     operations: list[Operation]
     granule: int
+    bulk_stores: bool
 
 
 @dataclass
@@ -80,6 +89,7 @@ class Machine:
         shared_bytes: int,
         memory: GlobalMemory,
         parameters: Array,
+        maps: dict[int, BoundMap],
         landing: Landing,
         chance: random.Random,
     ):
@@ -88,6 +98,7 @@ class Machine:
         self.kernel, self.grid, self.block, self.threads = kernel, grid, block, threads
         self.warps = -(-threads // 32)
         self.memory, self.parameters = memory, parameters
+        self.maps = {self.generic(offset): map_ for offset, map_ in maps.items()}
         self.landing, self.chance = landing, chance
         linear = np.arange(self.warps * 32).reshape(self.warps, 32)
         self.live: Array = linear < threads
@@ -96,7 +107,7 @@ class Machine:
         self.clocks = Clocks(self.warps)
         self.symbols, shared_size = _layout(kernel, shared_bytes)
         self.shared_size, self.dynamic_size = shared_size, shared_bytes
-        self.shared = SharedMemory(shared_size, program.granule, self.clocks, self.describe)
+        self.shared = SharedMemory(shared_size, program.granule, self.clocks, self.describe, program.bulk_stores)
         self.lines = {i.line: i.text for i in kernel.instructions}
         self.banks: dict[int, Array] = {
             width: np.zeros((count, self.warps, 32), STORAGE[width]) for width, count in kernel.widths.items()
@@ -112,6 +123,8 @@ class Machine:
         self.barriers = NamedBarriers(self)
         self.mbarriers = MBarriers(self)
         self.copies = CopyQueues(self)
+        self.bulk = BulkCopies(self)
+        self.registers = RegisterPool(self)
         self.slots = [self._bind(i, o) for i, o in zip(kernel.instructions, program.operations, strict=True)]
 
     def describe(self, line: int) -> str:
@@ -133,6 +146,12 @@ class Machine:
         self.barriers.reset()
         self.mbarriers.reset()
         self.copies.reset()
+        self.bulk.reset()
+        self.registers.reset()
+
+    def generic(self, parameter_address: int) -> int:
+        """cvta.param: the generic address of an offset in parameter space."""
+        return PARAMETER_WINDOW + parameter_address
 
     # Binding
 
@@ -140,7 +159,7 @@ class Machine:
         written = {r.number for o in source.operands[: operation.destinations] for r in registers_of(o)}
         read: dict[int, None] = {}
         for position, operand in enumerate(source.operands):
-            if position >= operation.destinations or isinstance(operand, Address):
+            if position >= operation.destinations or isinstance(operand, Address | TensorAddress):
                 read.update(dict.fromkeys(r.number for r in registers_of(operand)))
         guard = None if source.guard is None else self.banks[1][source.guard[0].index]
         return Slot(
@@ -242,10 +261,15 @@ class Machine:
         """The active lanes of each warp as an integer mask."""
         return [FULL_MASK] * (high - low) if mask is None else [int(b) for b in mask_bits(mask)]
 
+    def lanes_by_warp(self, low: int, high: int, mask: Array | None) -> list[tuple[int, list[int]]]:
+        """Each warp that has active lanes, with those lanes."""
+        bits = self.lane_bits(low, high, mask)
+        return [(w, [i for i in range(32) if b >> i & 1]) for w, b in enumerate(bits, low) if b]
+
     def touch(self, low: int, high: int, mask: Array | None) -> None:
         """These lanes access shared memory (see `Clocks.publish`)."""
-        touched = self.clocks.touched
-        touched[low:high] = FULL_MASK if mask is None else touched[low:high] | mask_bits(mask)
+        for touched in (self.clocks.touched, self.clocks.unfenced):
+            touched[low:high] = FULL_MASK if mask is None else touched[low:high] | mask_bits(mask)
 
     def count_conflicts(self, line: int, offsets: Array, size: int, warp: Array, lane: Array) -> None:
         extra = bank_conflicts(offsets, size, warp, lane)
@@ -319,8 +343,9 @@ def _immediate_bits(value: float, type_: DataType) -> Any:
 
 
 def _layout(kernel: Kernel, dynamic_bytes: int) -> tuple[dict[str, int], int]:
-    """Addresses of the shared variables (static first, then the dynamic block) and the bytes of all of them."""
-    symbols: dict[str, int] = {}
+    """Addresses of the shared variables (static first, then the dynamic block) and the bytes of all of them; and
+    those of the parameters, in parameter space."""
+    symbols = {parameter.name: parameter.offset for parameter in kernel.parameters}
     end = SHARED_BASE
     for variable in sorted(kernel.shared, key=lambda v: v.dynamic):
         end = -(-end // variable.alignment) * variable.alignment

@@ -8,7 +8,7 @@ import numpy as np
 
 from emmy.emulator.datatypes import STORAGE, TYPES, Array, DataType, flush_subnormals, narrow
 from emmy.emulator.decode import Execute, Operation, Spelling, elementwise, instruction
-from emmy.emulator.machine import Machine
+from emmy.emulator.machine import PARAMETER_WINDOW, Machine
 from emmy.emulator.syntax import Vector
 
 _SIZES = [f"{k}{n}" for k in "bsu" for n in (16, 32, 64)]
@@ -71,12 +71,24 @@ def _split_or_join(spelling: Spelling, type_: DataType) -> Operation:
     return Operation("mov", bind_split if split else bind_join)
 
 
+def _enter_parameter_window(a: Array) -> Array:
+    return a + np.uint64(PARAMETER_WINDOW)
+
+
+def _leave_parameter_window(a: Array) -> Array:
+    return a - np.uint64(PARAMETER_WINDOW)
+
+
 @instruction("cvta")
 def decode_cvta(spelling: Spelling) -> Operation:
-    """cvta, cvta.to: here the generic addresses are the global and shared ones, which never overlap."""
-    spelling.take("to")
-    spelling.require("global", "shared", "shared::cta")
-    type_ = spelling.type("u64", "u32")
+    """cvta, cvta.to: here the generic addresses are the global and shared ones, which never overlap, and a window of
+    parameter space."""
+    to = spelling.take("to")
+    space = spelling.require("global", "shared", "shared::cta", "param")
+    type_ = spelling.type(*(("u64",) if space == "param" else ("u64", "u32")))
+    if space == "param":
+        spelling.available((7, 7), 70, what="cvta.param")
+        return elementwise(spelling, "cvta", _leave_parameter_window if to else _enter_parameter_window, type_, [type_])
     return elementwise(spelling, "cvta", _same, type_, [type_])
 
 

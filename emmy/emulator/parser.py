@@ -18,6 +18,7 @@ from emmy.emulator.syntax import (
     Instruction,
     Kernel,
     Label,
+    Module,
     Negated,
     Operand,
     Pair,
@@ -27,6 +28,7 @@ from emmy.emulator.syntax import (
     Sink,
     Special,
     Symbol,
+    TensorAddress,
     Vector,
 )
 
@@ -67,6 +69,7 @@ class Parser:
         self.tokens = self._tokenize(_DEBUG_LINE.sub("", text))
         self.position = 0
         self.module_shared: list[SharedVariable] = []
+        self.header: dict[str, str] = {}
         self.kernels: dict[str, Kernel] = {}
 
     def parse(self) -> dict[str, Kernel]:
@@ -74,6 +77,7 @@ class Parser:
         while self.position < len(self.tokens):
             token = self.next()
             if token.text in (".version", ".target", ".address_size"):
+                self.header[token.text] = self.next().text
                 while self.position < len(self.tokens) and self.peek().line == token.line:
                     self.next()
             elif token.text in (".visible", ".extern", ".weak"):
@@ -178,10 +182,10 @@ class Parser:
             size *= self.number()
             self.expect("]")
         alignment = max(alignment, declared.bytes)
-        return Parameter(name, declared, -(-offset // alignment) * alignment, size)
+        return Parameter(name, declared, -(-offset // alignment) * alignment, size, alignment)
 
     def _entry(self, line: int) -> Kernel:
-        kernel = Kernel(self.next().text, line, shared=list(self.module_shared))
+        kernel = Kernel(self.next().text, line, self._module(line), shared=list(self.module_shared))
         if self.accept("("):
             while not self.accept(")"):
                 kernel.parameters.append(self._parameter(kernel.parameter_bytes))
@@ -196,6 +200,13 @@ class Parser:
             kernel.limits[_LIMITS[token.text]] = tuple(values)
         _Body(self, kernel).parse()
         return kernel
+
+    def _module(self, line: int) -> Module:
+        version = re.fullmatch(r"(\d+)\.(\d+)", self.header.get(".version", ""))
+        target = self.header.get(".target", "")
+        if version is None or not re.fullmatch(r"sm_\d+[af]?", target):
+            self.fail("a .version and a .target sm_NN must come before the first kernel", line)
+        return Module((int(version[1]), int(version[2])), target)
 
 
 class _Body:
@@ -371,7 +382,7 @@ class _Body:
             return Immediate(sign * float(text))
         return Immediate(sign * int(text.rstrip("U"), 0))
 
-    def _address(self) -> Address:
+    def _address(self) -> Address | TensorAddress:
         p = self.parser
         p.expect("[")
         base = self._simple_operand()
@@ -380,5 +391,12 @@ class _Body:
         offset = 0
         if p.peek().text in ("+", "-"):
             offset = p.number()
+        address = Address(base, offset)
+        if not p.accept(","):
+            p.expect("]")
+            return address
+        coordinates = self._simple_operand()
+        if not isinstance(coordinates, Vector):
+            p.fail("the coordinates of a tensor address stand in braces", p.peek().line)
         p.expect("]")
-        return Address(base, offset)
+        return TensorAddress(address, coordinates.elements)

@@ -42,10 +42,11 @@ class Scheduler:
             ready = [w for w in range(machine.warps) if machine.waiting[w] is None and not machine.exited[w]]
             if not ready:
                 if all(machine.exited):
+                    self._finish()
                     return
                 position = next(machine.pcs[w] for w in range(machine.warps) if not machine.exited[w])
                 try:
-                    moved = machine.copies.fire_awaited() or machine.mbarriers.release_polls()
+                    moved = self._move_on()
                 except Fault as fault:
                     raise self._error(fault, position, 0) from fault
                 if not moved:
@@ -53,9 +54,22 @@ class Scheduler:
                 continue
             if machine.landing == "random":
                 machine.copies.land_some()
+                machine.bulk.land_some()
             low, high, limit, steps = self._pick(ready)
             position = machine.pcs[low]
             self._run_group(low, high, position, limit, steps)
+
+    def _move_on(self) -> bool:
+        """Nothing can run: let what warps wait for happen, and only that. False: nothing can."""
+        machine = self.machine
+        return machine.copies.fire_awaited() or machine.bulk.land_awaited() or machine.mbarriers.release_polls()
+
+    def _finish(self) -> None:
+        try:
+            self.machine.bulk.finish()
+            self.machine.registers.finish()
+        except Fault as fault:
+            raise self._error(fault, 0, 0) from fault
 
     def _pick(self, ready: list[int]) -> tuple[int, int, int, int]:
         """Warps [low, high), the position at which others would join them, and the most steps to take."""
@@ -149,6 +163,8 @@ class Scheduler:
         if target is None:
             if mask is None or mask.any():
                 self._execute(slot, low, high, mask, ((1 << (high - low)) - 1) << low)
+                # What is executed again when the warp wakes up counts then.
+                slot.count -= sum(1 for w in range(low, high) if machine.waiting[w] and machine.pcs[w] == position)
         else:
             for warp in range(low, high):
                 if self._taken(slot, warp, None if mask is None else mask[warp - low]):
@@ -174,6 +190,8 @@ class Scheduler:
 
     def _error(self, fault: Fault, position: int, low: int) -> EmulatorError:
         source = self.machine.slots[position].source
+        if fault.line:
+            source = next(slot.source for slot in self.machine.slots if slot.source.line == fault.line)
         warp = low if fault.warp is None else fault.warp
         lane = "all lanes" if fault.lane is None else f"lane {fault.lane}"
         return EmulatorError(
@@ -190,8 +208,8 @@ class Scheduler:
                 lines.append(f"  warp {warp} has exited")
                 continue
             reason = machine.waiting[warp]
-            # A warp at a barrier stands behind it, one that polls an mbarrier stands at the poll.
-            position = machine.pcs[warp] - (1 if reason is not None and reason.mbarrier is None else 0)
+            # A warp at a barrier stands behind it, one that will try again stands at the instruction.
+            position = machine.pcs[warp] - (1 if reason is not None and not reason.retry else 0)
             source = machine.slots[position].source
             first = first or source.line
             text = "" if reason is None else reason.text

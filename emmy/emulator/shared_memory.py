@@ -3,6 +3,7 @@
 The shadow's granule is the narrowest shared access of the kernel (at most 4 bytes), so that every access covers whole
 granules. For each granule it keeps the last writer and, for each warp, the last read; `clocks` decides whether they are
 ordered before a new access. Reads and writes by different warps (or lanes of one warp) without order are races.
+What TMA reads and writes is checked by `async_proxy` on the same shadow.
 """
 
 from __future__ import annotations
@@ -21,12 +22,23 @@ ALL_LANES = 63  # stands for "the whole warp" where a lane is recorded (ldmatrix
 UNINITIALISED, INITIALISED, IN_FLIGHT, MBARRIER = 0, 1, 2, 3
 
 _LANE_BITS, _LINE_BITS = 8, 24  # a stamp is epoch << 32 | line << 8 | lane
+NEVER = (1 << 31) - 1  # an epoch that nobody gets to know: that of a write in flight
+
+
+def stamp_of(epoch: Array, line: int, lane: Array) -> Array:
+    """When (in its agent's epochs), by which PTX line and by which lane a granule was accessed."""
+    return epoch << 32 | line << _LANE_BITS | lane
 
 
 class SharedMemory:
-    """`size` bytes at SHARED_BASE for `clocks.warps` warps. Accesses come as flat arrays: one entry an active lane."""
+    """`size` bytes at SHARED_BASE for `clocks.warps` warps. Accesses come as flat arrays: one entry an active lane.
 
-    def __init__(self, size: int, granule: int, clocks: Clocks, describe: Callable[[int], str]):
+    bulk_stores: the kernel has bulk stores, whose reads are kept beside those of the warps (agents W .. 2 W - 1).
+    """
+
+    def __init__(
+        self, size: int, granule: int, clocks: Clocks, describe: Callable[[int], str], bulk_stores: bool = False
+    ):
         self.size = size
         self.clocks = clocks
         self.describe = describe  # PTX line number -> "line N (`text`)"
@@ -39,7 +51,8 @@ class SharedMemory:
         self.state = np.zeros(granules, np.uint8)
         self.writer = np.zeros(granules, np.int64)
         self.write_stamp = np.zeros(granules, np.int64)
-        self.read_stamp = np.zeros((granules, clocks.warps), np.int64)
+        self.readers = (2 if bulk_stores else 1) * clocks.warps
+        self.read_stamp = np.zeros((granules, self.readers), np.int64)
         self.owner = np.zeros(granules, np.int64)
         self.steps = {n: np.arange(max(1, n >> self.shift)) for n in (1, 2, 4, 8, 16)}
 
@@ -80,10 +93,10 @@ class SharedMemory:
         """Every granule is initialised and its last write is ordered before this read; then record the read."""
         state = self.state[cells]
         if (state != INITIALISED).any():
-            self._bad_state(cells, state != INITIALISED, warp, lane)
+            self.bad_state(cells, state != INITIALISED, warp, lane)
         self._check_writer(cells, warp, lane, line, "reads")
         clocks = self.clocks
-        stamp = (clocks.epoch[warp] << 32 | line << _LANE_BITS | lane)[:, None]
+        stamp = stamp_of(clocks.epoch[warp], line, lane)[:, None]
         if int(lane[0]) != ALL_LANES:
             stamp = self._merge_readers(cells, warp, lane, stamp)
         self.read_stamp[cells, warp[:, None]] = stamp
@@ -115,14 +128,14 @@ class SharedMemory:
         if twice.any():
             self._same_instruction(cells, twice, warp, lane)
         if (self.state[cells] == MBARRIER).any():
-            self._bad_state(cells, self.state[cells] == MBARRIER, warp, lane)
+            self.bad_state(cells, self.state[cells] == MBARRIER, warp, lane)
         self._check_writer(cells, warp, lane, line, "overwrites")
         self._check_readers(cells, warp, lane, line)
         clocks = self.clocks
         epoch = clocks.queue_epoch[warp] if queue else clocks.epoch[warp]
         self.state[cells] = state
-        self.writer[cells] = (warp + clocks.warps if queue else warp)[:, None]
-        self.write_stamp[cells] = (epoch << 32 | line << _LANE_BITS | lane)[:, None]
+        self.writer[cells] = (warp + clocks.queue if queue else warp)[:, None]
+        self.write_stamp[cells] = stamp_of(epoch, line, lane)[:, None]
 
     def _check_writer(self, cells: Array, warp: Array, lane: Array, line: int, verb: str) -> None:
         clocks = self.clocks
@@ -136,19 +149,18 @@ class SharedMemory:
             agent, at = int(writer[i, j]), int(stamp[i, j])
             who, which = int(warp[i]), int(lane[i])
             if not self._excused(who, which, agent, at):
-                self._race(verb, self._written_by(agent, at), int(cells[i, j]), who, which)
+                self.race(verb, self.written_by(agent, at), int(cells[i, j]), who, which)
 
     def _check_readers(self, cells: Array, warp: Array, lane: Array, line: int) -> None:
         clocks = self.clocks
         stamps = self.read_stamp[cells]
-        unknown = (stamps >> 32) > clocks.known[warp, : clocks.warps][:, None, :]
+        unknown = (stamps >> 32) > clocks.known[warp, : self.readers][:, None, :]
         if not unknown.any():
             return
         for i, j, reader in zip(*unknown.nonzero(), strict=True):
             at, who, which = int(stamps[i, j, reader]), int(warp[i]), int(lane[i])
             if not self._excused(who, which, int(reader), at):
-                text = f"still read by warp {int(reader)} at {self.describe(self._line(at))}"
-                self._race("overwrites", text, int(cells[i, j]), who, which)
+                self.race("overwrites", self.read_by(int(reader), at), int(cells[i, j]), who, which)
 
     def _excused(self, warp: int, lane: int, agent: int, stamp: int) -> bool:
         """An access by the same lane, or one that these lanes alone have learnt of."""
@@ -156,7 +168,7 @@ class SharedMemory:
         same_lane = lane != ALL_LANES and (stamp & 255) == lane
         if same_lane and agent == warp:
             return True
-        if same_lane and agent == warp + clocks.warps and (stamp >> 32) <= clocks.waited[warp]:
+        if same_lane and agent == warp + clocks.queue and (stamp >> 32) <= clocks.waited[warp]:
             return True
         lanes = 0xFFFFFFFF if lane == ALL_LANES else 1 << lane
         return clocks.knows(warp, lanes, agent, stamp >> 32)
@@ -166,22 +178,38 @@ class SharedMemory:
     def _line(self, stamp: int) -> int:
         return (stamp >> _LANE_BITS) & ((1 << _LINE_BITS) - 1)
 
-    def _written_by(self, agent: int, stamp: int) -> str:
+    def read_by(self, agent: int, stamp: int) -> str:
+        where = self.describe(self._line(stamp))
+        if agent < self.clocks.warps:
+            return f"still read by warp {agent} at {where}"
+        return f"still read by the bulk store of warp {agent - self.clocks.bulk} at {where}"
+
+    def written_by(self, agent: int, stamp: int) -> str:
         clocks = self.clocks
         where = self.describe(self._line(stamp))
         if agent < clocks.warps:
             return f"written by warp {agent} at {where}"
-        owner = agent - clocks.warps
+        if agent >= clocks.mbarriers:
+            return f"filled by the bulk copy at {where}, not waited for at its mbarrier"
+        owner = agent - clocks.queue
         waited = (stamp >> 32) <= clocks.waited[owner]
         state = "waited for by that warp only" if waited else "not waited for"
         return f"filled by the asynchronous copy of warp {owner} at {where}, {state}"
 
-    def _race(self, verb: str, text: str, cell: int, warp: int, lane: int) -> NoReturn:
+    def race(self, verb: str, text: str, cell: int, warp: int, lane: int) -> NoReturn:
         raise Fault(
             f"race: {verb} shared address {SHARED_BASE + (cell << self.shift):#x}, which is {text}; "
             "nothing orders the two",
             warp,
             None if lane == ALL_LANES else lane,
+        )
+
+    def proxy_fault(self, verb: str, text: str, reason: str, cell: int, warp: int, lane: int) -> NoReturn:
+        raise Fault(
+            f"proxy: the bulk copy {verb} shared address {SHARED_BASE + (cell << self.shift):#x}, which is {text}; "
+            f"the two are ordered, but {reason}",
+            warp,
+            lane,
         )
 
     def _same_instruction(self, cells: Array, twice: Array, warp: Array, lane: Array) -> NoReturn:
@@ -194,7 +222,7 @@ class SharedMemory:
             int(lane[i]) if int(lane[i]) != ALL_LANES else None,
         )
 
-    def _bad_state(self, cells: Array, bad: Array, warp: Array, lane: Array) -> NoReturn:
+    def bad_state(self, cells: Array, bad: Array, warp: Array, lane: Array) -> NoReturn:
         i, j = (int(x[0]) for x in bad.nonzero())
         cell = int(cells[i, j])
         where = f"shared address {SHARED_BASE + (cell << self.shift):#x}"
@@ -205,7 +233,7 @@ class SharedMemory:
             text = f"{where} belongs to an mbarrier"
         else:
             text = (
-                f"poison: {where} is in flight, {self._written_by(int(self.writer[cell]), int(self.write_stamp[cell]))}"
+                f"poison: {where} is in flight, {self.written_by(int(self.writer[cell]), int(self.write_stamp[cell]))}"
             )
         raise Fault(text, int(warp[i]), int(lane[i]) if int(lane[i]) != ALL_LANES else None)
 

@@ -49,6 +49,14 @@ class Address:
 
 
 @dataclass(frozen=True)
+class TensorAddress:
+    """[map, {c0, c1, ..}]: the address of a tensor map and the box's coordinates, the innermost first."""
+
+    map: Address
+    coordinates: tuple[Operand, ...]
+
+
+@dataclass(frozen=True)
 class Vector:
     """{a, b, ...}"""
 
@@ -83,7 +91,7 @@ class Label:
     position: int
 
 
-Operand = Register | Immediate | Special | Symbol | Address | Vector | Pair | Negated | Sink | Label
+Operand = Register | Immediate | Special | Symbol | Address | TensorAddress | Vector | Pair | Negated | Sink | Label
 
 
 @dataclass
@@ -99,12 +107,13 @@ class Instruction:
 
 @dataclass(frozen=True)
 class Parameter:
-    """A kernel parameter: byte offset and size in parameter space; `type` None for an array of bytes."""
+    """A kernel parameter: byte offset, size and alignment in parameter space; an array if larger than its type."""
 
     name: str
     type: DataType
     offset: int
     size: int
+    alignment: int
 
 
 @dataclass(frozen=True)
@@ -117,12 +126,31 @@ class SharedVariable:
     dynamic: bool
 
 
+@dataclass(frozen=True)
+class Module:
+    """.version (major, minor) and .target of a text."""
+
+    version: tuple[int, int]
+    target: str
+
+    @property
+    def architecture(self) -> int:
+        """90 for sm_90 and sm_90a."""
+        return int("".join(c for c in self.target if c.isdigit()))
+
+    @property
+    def specific(self) -> bool:
+        """An architecture- or family-specific target (sm_90a, sm_120f)."""
+        return self.target[-1] in "af"
+
+
 @dataclass
 class Kernel:
     """One `.entry`."""
 
     name: str
     line: int
+    module: Module
     parameters: list[Parameter] = field(default_factory=list[Parameter])
     instructions: list[Instruction] = field(default_factory=list[Instruction])
     shared: list[SharedVariable] = field(default_factory=list[SharedVariable])
@@ -144,6 +172,10 @@ def registers_of(operand: Operand) -> Iterator[Register]:
             yield register
         case Address(base, _):
             yield from registers_of(base)
+        case TensorAddress(map_, coordinates):
+            yield from registers_of(map_)
+            for coordinate in coordinates:
+                yield from registers_of(coordinate)
         case Vector(elements):
             for element in elements:
                 yield from registers_of(element)
