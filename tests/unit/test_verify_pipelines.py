@@ -287,11 +287,17 @@ UNLOWERABLE = {
           async_copy.copy %v[%i, %c0] -> %s["k"] : !tile.view<?x16xf16> -> !async_copy.slot<@k, fill>
           async_copy.commit @k, %s
           scf.yield %next : !async_copy.cursor<@k, fill>
-        }""",
+        }
+        %t, %r1 = async_copy.wait @k[%r0]
+        async_copy.release @k, %t""",
         "pipeline @k: the paths that meet here leave 0 and 1 tickets outstanding: drain the pipeline before",
     ),
     "nothing outstanding": (
-        "%s, %r1 = async_copy.wait @k[%r0]\n async_copy.release @k, %s",
+        """%t, %r1 = async_copy.wait @k[%r0]
+        async_copy.release @k, %t
+        %s, %f1 = async_copy.acquire @k[%f0]
+        async_copy.copy %v[%c0, %c0] -> %s["k"] : !tile.view<?x16xf16> -> !async_copy.slot<@k, fill>
+        async_copy.commit @k, %s""",
         "pipeline @k is waited for here with no ticket outstanding",
     ),
     "joined with nothing": (
