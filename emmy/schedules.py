@@ -25,6 +25,18 @@ CHOICES: dict[str, tuple[str, ...]] = {
 }
 """Fields that hold one word, and the words."""
 
+RANGES: dict[str, tuple[int, int]] = {
+    "stages": (1, 16),
+    "raster": (1, 1024),
+    "fragments": (1, 2),
+    "delay": (0, 64),
+    "prefetch": (0, 1),
+    "opt_level": (0, 3),
+    "producer_warps": (1, 8),
+    "persistent": (0, 1),
+}
+"""Fields that hold a count: the smallest and the largest one."""
+
 
 @dataclass(frozen=True)
 class Schedule:
@@ -32,7 +44,10 @@ class Schedule:
 
     block: CTA tile (M, N, K) in elements. warps: warp grid (M, N) over the CTA tile. atom: tensor-core shape.
     stages: slots of the operand ring. transport: how global tiles reach shared memory.
-    roles: one set of warps, or specialised ones. raster: group size of M tiles in CTA order (1 = row-major).
+    roles: one set of warps, or specialised ones: `producer_warps` more warps that only fill the rings. producer_regs,
+    consumer_regs: registers of a thread of each (`setmaxnreg`); 0 takes `register_split`'s.
+    persistent: 1 for as many CTAs as the card runs at once, each of which computes one tile after the other.
+    raster: group size of M tiles in CTA order (1 = row-major).
     fragments: operand fragments in flight (2 = double-buffered).
     epilogue: results leave through shared memory (16-byte rows) or straight from registers.
     sites: where a unified kernel issues copies: after each wait, or once a loop body.
@@ -49,6 +64,10 @@ class Schedule:
     stages: int = 3
     transport: str = "auto"
     roles: str = "unified"
+    producer_warps: int = 4
+    producer_regs: int = 0
+    consumer_regs: int = 0
+    persistent: int = 0
     raster: int = 8
     fragments: int = 2
     epilogue: str = "shared"
@@ -74,19 +93,30 @@ class Schedule:
         for name, words in CHOICES.items():
             if getattr(self, name) not in words:
                 return f"{name} is one of {', '.join(words)}, got '{getattr(self, name)}'"
-        for name, least, most in (("stages", 1, 16), ("raster", 1, 1024), ("fragments", 1, 2), ("delay", 0, 64), ("prefetch", 0, 1), ("opt_level", 0, 3)):
+        for name, (least, most) in RANGES.items():
             if not least <= getattr(self, name) <= most:
                 return f"{name} is from {least} to {most}, got {getattr(self, name)}"
+        for name in ("producer_regs", "consumer_regs"):
+            registers = getattr(self, name)
+            if registers and (registers % 8 or not 24 <= registers <= 256):
+                return f"{name} is 0 or a multiple of 8 from 24 to 256, got {registers}"
+            if registers and self.roles == "unified":
+                return f"{name} belongs to roles = specialized"
         if self.promote % 16 or self.promote < 0:
             return f"promote is a multiple of 16 elements, got {self.promote}"
-        if self.warps[0] * self.warps[1] * 32 > 1024:
-            return f"a CTA has at most 32 warps, got {self.warps[0] * self.warps[1]}"
+        if self.cta_threads > 1024:
+            return f"a CTA has at most 32 warps, got {self.cta_threads // 32}"
         return None
 
     @property
     def threads(self) -> int:
         """Threads of the math warps."""
         return 32 * self.warps[0] * self.warps[1]
+
+    @property
+    def cta_threads(self) -> int:
+        """Threads of all roles."""
+        return self.threads + (32 * self.producer_warps if self.roles == "specialized" else 0)
 
 
 SCHEDULE_FIELDS: dict[str, object] = {f.name: f.default for f in fields(Schedule)}
@@ -95,8 +125,17 @@ SCHEDULE_FIELDS: dict[str, object] = {f.name: f.default for f in fields(Schedule
 
 # ---- what a target can run -------------------------------------------------------------------------------------------
 
-LATER = {"transport": "tma", "roles": "specialized"}
-"""Words of a schedule that no pass of this version can lower."""
+AUTO_TRANSPORT = {"sm_80": "cp_async", "sm_89": "cp_async", "sm_90a": "cp_async", "sm_120a": "cp_async"}
+"""Target name -> what `transport = auto` means; with `tma`, tensors that TMA cannot move are copied by cp.async."""
+
+MBARRIERS_BYTES = 16
+"""Bytes of shared memory of the two mbarriers of a slot."""
+
+PRODUCER_REGISTERS = {"tma": 24, "cp_async": 56, "plain": 56}
+"""Transport -> registers of a thread that only fills rings: TMA needs a few counters, copies by threads addresses."""
+
+MOST_CONSUMER_REGISTERS = 240
+"""More than the 255 that an instruction can name, rounded down to what `setmaxnreg` takes, would be idle."""
 
 ELEMENTWISE_BLOCK = (32, 256)
 """Tile (rows, columns) of a kernel without a product."""
@@ -128,11 +167,16 @@ class Epilogue:
 def shared_bytes(schedule: Schedule, epilogue: Epilogue = Epilogue(), operand_bytes: int = 2) -> int:
     """Bytes of shared memory of a product whose operands have `operand_bytes` an element."""
     rows, columns, depth = schedule.block
+    slots = schedule.stages + len(epilogue.tensors)
     end = schedule.stages * (rows + columns) * depth * operand_bytes
     for spans_rows, spans_columns, element in epilogue.tensors:
         start = -(-end // SHARED_ALIGNMENT) * SHARED_ALIGNMENT
         end = start + (rows if spans_rows else 1) * (columns if spans_columns else 1) * element
-    return max(end, rows * columns * epilogue.result_bytes if schedule.epilogue == "shared" else 0)
+    result = rows * columns * epilogue.result_bytes if schedule.epilogue == "shared" else 0
+    # A CTA that goes on with the next tile fills the ring while the result leaves: they do not share bytes.
+    end = -(-end // SHARED_ALIGNMENT) * SHARED_ALIGNMENT + result if schedule.persistent and result else max(end, result)
+    by_mbarrier = schedule.transport == "tma" or schedule.roles == "specialized"
+    return end + (slots * MBARRIERS_BYTES if by_mbarrier else 0)
 
 
 def least_registers(schedule: Schedule, f16_sums: bool = False) -> int:
@@ -142,6 +186,49 @@ def least_registers(schedule: Schedule, f16_sums: bool = False) -> int:
     return accumulators + (rows + columns) * 16 // 64 + ADDRESS_REGISTERS
 
 
+def entry_registers(target: Target, threads: int) -> int:
+    """Registers that ptxas gives each thread at entry, one CTA an SM: it rounds down to a multiple of 8."""
+    return min(target.registers_per_sm // threads, target.registers_per_thread) // 8 * 8
+
+
+@dataclass(frozen=True)
+class RegisterSplit:
+    """Registers of a thread of each role, for `setmaxnreg`."""
+
+    producer: int
+    consumer: int
+
+
+def register_split(schedule: Schedule, target: Target) -> RegisterSplit | str | None:
+    """How specialised roles share the registers; a sentence about what is wrong with what the schedule asks for.
+
+    The pool is what all threads have at entry. None where nothing is to be gained, or can be: the target has no
+    `setmaxnreg`, a role is no whole number of warpgroups, or each thread has all registers that it can use anyway.
+    """
+    asked = schedule.producer_regs or schedule.consumer_regs
+    warps = schedule.threads // 32, schedule.producer_warps
+    if not target.setmaxnreg or any(count % 4 for count in warps):
+        if not asked:
+            return None
+        if not target.setmaxnreg:
+            return f"producer_regs and consumer_regs need setmaxnreg, which {target.name} has not"
+        return f"setmaxnreg is for whole warpgroups of 4 warps, and the roles have {warps[0]} and {warps[1]}"
+    entry = entry_registers(target, schedule.cta_threads)
+    if not asked and entry >= MOST_CONSUMER_REGISTERS:
+        return None
+    pool = entry * schedule.cta_threads
+    transport = AUTO_TRANSPORT[target.name] if schedule.transport == "auto" else schedule.transport
+    producer = schedule.producer_regs or PRODUCER_REGISTERS[transport]
+    left = (pool - 32 * warps[1] * producer) // schedule.threads // 8 * 8
+    consumer = schedule.consumer_regs or min(left, MOST_CONSUMER_REGISTERS)
+    if consumer > left:
+        return (
+            f"{warps[0]} warps with {consumer} registers a thread and {warps[1]} with {producer} are more than the "
+            f"{pool} registers that {schedule.cta_threads} threads start with"
+        )
+    return RegisterSplit(producer, consumer)
+
+
 def problem_on_target(
     schedule: Schedule, target: Target, epilogue: Epilogue = Epilogue(), f16_sums: bool = False
 ) -> str | None:
@@ -149,19 +236,22 @@ def problem_on_target(
 
     `f16_sums`: whether accumulators are f16.
     """
-    for name, word in LATER.items():
-        if getattr(schedule, name) == word:
-            others = [w for w in CHOICES[name] if w != word]
-            return f"{name} = {word} is not supported by this version; use {' or '.join(others)}"
+    if schedule.transport == "tma" and not target.tma:
+        return f"transport = tma needs sm_90 or later, and the target is {target.name}; use cp_async"
     needed, limit = shared_bytes(schedule, epilogue), target.shared_bytes_per_block
     if needed > limit:
         return (
             f"it needs {needed} bytes of shared memory, and a CTA of {target.name} has {limit}; reduce block or stages"
         )
-    if schedule.threads > target.max_threads:
-        return f"it has {schedule.threads} threads, and a CTA of {target.name} has at most {target.max_threads}"
+    if schedule.cta_threads > target.max_threads:
+        return f"it has {schedule.cta_threads} threads, and a CTA of {target.name} has at most {target.max_threads}"
+    limit = min(target.registers_per_thread, target.registers_per_sm // schedule.cta_threads)
+    if schedule.roles == "specialized":
+        split = register_split(schedule, target)
+        if isinstance(split, str):
+            return split
+        limit = min(split.consumer, target.registers_per_thread) if split else limit
     needed = least_registers(schedule, f16_sums)
-    limit = min(target.registers_per_thread, target.registers_per_sm // schedule.threads)
     if needed > limit:
         return f"each thread needs at least {needed} registers and can have {limit}; use more warps or a smaller block"
     return None
@@ -211,11 +301,22 @@ _SMALL_SHARED = _tiles(
     ((64, 64, 64), (2, 2), 4, 0.55),
 )
 
+
+
+def _transported(target: str, candidates: tuple[Candidate, ...]) -> tuple[Candidate, ...]:
+    """The candidates with the target's transport by name; `auto` where that is TMA, so that any tensor is legal."""
+    word = "auto" if AUTO_TRANSPORT[target] == "tma" else AUTO_TRANSPORT[target]
+    return tuple(Candidate(replace(c.schedule, transport=word), c.rate) for c in candidates)
+
+
 CANDIDATES: dict[str, tuple[Candidate, ...]] = {
-    "sm_80": _LARGE_SHARED,
-    "sm_89": _SMALL_SHARED,
-    "sm_90a": _LARGE_SHARED,
-    "sm_120a": _SMALL_SHARED,
+    target: _transported(target, candidates)
+    for target, candidates in (
+        ("sm_80", _LARGE_SHARED),
+        ("sm_89", _SMALL_SHARED),
+        ("sm_90a", _LARGE_SHARED),
+        ("sm_120a", _SMALL_SHARED),
+    )
 }
 """Target name -> the schedules that `choose_schedule` picks from, largest tile first."""
 

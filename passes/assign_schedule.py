@@ -33,14 +33,28 @@ from emmy.schedules import Epilogue, Schedule, choose_schedule, problem_on_targe
 from emmy.targets import Target, get_target
 
 GRIDS = {"block": ("block_m", "block_n", "block_k"), "warps": ("warps_m", "warps_n")}
-SCALARS = ("atom", "stages", "transport", "roles", "raster", "fragments", "epilogue", "sites", "promote", "promotion")
-COUNTS_FROM_ZERO = ("delay", "prefetch", "opt_level")
+SCALARS = (
+    "atom",
+    "stages",
+    "transport",
+    "roles",
+    "producer_warps",
+    "producer_regs",
+    "consumer_regs",
+    "raster",
+    "fragments",
+    "epilogue",
+    "sites",
+    "promote",
+    "promotion",
+)
+COUNTS_FROM_ZERO = ("delay", "prefetch", "persistent", "opt_level")
 """Fields for which 0 is a choice: their options are unset at -1."""
 
 
 @dataclass(frozen=True)
 class AssignSchedule(ModulePass):
-    """See the module's docstring. An option of 0 or "" (delay, prefetch, opt_level: -1) leaves the table's choice.
+    """See the module's docstring. An option of 0 or "" (delay, prefetch, persistent, opt_level: -1) leaves the table's choice.
 
     Raises `EmmyError` at the product whose schedule the target cannot run.
     """
@@ -57,6 +71,10 @@ class AssignSchedule(ModulePass):
     stages: int = 0
     transport: str = ""
     roles: str = ""
+    producer_warps: int = 0
+    producer_regs: int = 0
+    consumer_regs: int = 0
+    persistent: int = -1
     raster: int = 0
     fragments: int = 0
     epilogue: str = ""

@@ -3,10 +3,12 @@
 State: for each ring its outstanding tickets, oldest first, each with the number of commit groups since its own (`age`), whether
 it is complete (landed, for the thread that waited) and visible (complete before some earlier barrier); and what was read or
 written in shared memory since the last barrier. Where paths join, the cautious one of both holds; loops run to a fixed point.
+TMA stores are tickets of a second kind: their groups are counted apart, and all slots of their ring begin as complete ones.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from xdsl.dialects import scf
@@ -18,10 +20,33 @@ from emmy.passes.protocol import fail, ring_of
 
 
 @dataclass(frozen=True)
-class Need:
-    """What must be printed at an op. `pending`: `wait_group` with so many groups left; `group`: a commit group ends here."""
+class Way:
+    """How the slots of one ring are filled (`outbound`: emptied), and by whom.
 
+    `tma`, `cp_async`, `plain`: is there a copy (store) of that kind? `apart`: one role fills the ring and another reads it.
+    """
+
+    stages: int
+    outbound: bool = False
+    tma: bool = False
+    cp_async: bool = False
+    plain: bool = False
+    apart: bool = False
+
+
+@dataclass(frozen=True)
+class Need:
+    """What must be printed at an op, in this order.
+
+    full, empty: a wait for the slot's mbarrier. bulk: an elected `bulk_wait` with so many groups left. pending: `wait_group`
+    with so many groups left. fence: a proxy fence. barrier: over the role. group: a commit group ends here.
+    """
+
+    full: bool = False
+    empty: bool = False
+    bulk: int | None = None
     pending: int | None = None
+    fence: bool = False
     barrier: bool = False
     group: bool = False
 
@@ -36,60 +61,88 @@ class _Ticket:
         return _Ticket(min(self.age, other.age), self.complete and other.complete, self.visible and other.visible)
 
 
+Tickets = dict[str, list[_Ticket]]
+
+
+def _change(tickets: Tickets, least_age: int, **change: bool) -> None:
+    """Apply a change to all tickets with at least that age."""
+    for ring, queue in tickets.items():
+        tickets[ring] = [replace(t, **change) if t.age >= least_age else t for t in queue]
+
+
+def _end_group(tickets: Tickets) -> None:
+    for ring, queue in tickets.items():
+        tickets[ring] = [replace(t, age=t.age + 1) for t in queue]
+
+
+def _meet(one: Tickets, other: Tickets, at: Operation) -> Tickets:
+    met: Tickets = {}
+    for ring in sorted({*one, *other}):
+        a, b = one.get(ring, []), other.get(ring, [])
+        if len(a) != len(b):
+            fail(
+                at,
+                f"pipeline @{ring}: the paths that meet here leave {len(a)} and {len(b)} tickets outstanding: "
+                "drain the pipeline before",
+            )
+        met[ring] = [x.meet(y) for x, y in zip(a, b, strict=True)]
+    return met
+
+
 @dataclass
 class _State:
-    tickets: dict[str, list[_Ticket]] = field(default_factory=dict[str, list[_Ticket]])
+    tickets: Tickets = field(default_factory=Tickets)
+    """Inbound rings: filled and not yet waited for."""
+    stores: Tickets = field(default_factory=Tickets)
+    """Rings that TMA empties: one ticket a slot, complete once its store has read the slot."""
     read: frozenset[str] = frozenset()
     """Rings with a slot read (released, or stored from) since the last barrier."""
     written: frozenset[str] = frozenset()
     """Outbound rings with a fragment stored into a slot since the last barrier."""
+    unfenced: frozenset[str] = frozenset()
+    """The same since the last proxy fence."""
 
     def copy(self) -> _State:
-        return _State({ring: list(tickets) for ring, tickets in self.tickets.items()}, self.read, self.written)
-
-    def each(self, change: dict[str, bool], least_age: int) -> None:
-        """Apply a change to all tickets with at least that age."""
-        for ring, tickets in self.tickets.items():
-            self.tickets[ring] = [replace(t, **change) if t.age >= least_age else t for t in tickets]
+        return replace(self, tickets=_copied(self.tickets), stores=_copied(self.stores))
 
     def barrier(self) -> None:
-        for ring, tickets in self.tickets.items():
-            self.tickets[ring] = [replace(t, visible=True) if t.complete else t for t in tickets]
+        for tickets in (self.tickets, self.stores):
+            for ring, queue in tickets.items():
+                tickets[ring] = [replace(t, visible=True) if t.complete else t for t in queue]
         self.read = self.written = frozenset()
 
-    def end_group(self) -> None:
-        for ring, tickets in self.tickets.items():
-            self.tickets[ring] = [replace(t, age=t.age + 1) for t in tickets]
-
     def meet(self, other: _State, at: Operation) -> _State:
-        met = _State({}, self.read | other.read, self.written | other.written)
-        for ring in sorted({*self.tickets, *other.tickets}):
-            a, b = self.tickets.get(ring, []), other.tickets.get(ring, [])
-            if len(a) != len(b):
-                fail(
-                    at,
-                    f"pipeline @{ring}: the paths that meet here leave {len(a)} and {len(b)} tickets outstanding: "
-                    "drain the pipeline before",
-                )
-            met.tickets[ring] = [x.meet(y) for x, y in zip(a, b, strict=True)]
-        return met
+        return _State(
+            _meet(self.tickets, other.tickets, at),
+            _meet(self.stores, other.stores, at),
+            self.read | other.read,
+            self.written | other.written,
+            self.unfenced | other.unfenced,
+        )
+
+
+def _copied(tickets: Tickets) -> Tickets:
+    return {ring: list(queue) for ring, queue in tickets.items()}
 
 
 class Completion:
-    """Computes the `Need` of every protocol op of a role.
+    """Computes the `Need` of every protocol op of a role, from the ways of all rings.
 
-    grouped: rings with a `cp.async` copy (the others copy by plain loads and stores, complete for their thread at once).
-    outbound: rings through which results leave. They may lie over the bytes of any other ring; inbound rings never overlap.
+    Outbound rings may lie over the bytes of any other ring; inbound rings never overlap.
     """
 
-    def __init__(self, grouped: frozenset[str], outbound: frozenset[str]):
-        self.grouped = grouped
-        self.outbound = outbound
+    def __init__(self, ways: Mapping[str, Way]):
+        self.ways = ways
+        self.outbound = frozenset(ring for ring, way in ways.items() if way.outbound)
         self.needs: dict[Operation, Need] = {}
 
     def run(self, block: Block) -> dict[Operation, Need]:
         """The needs of all ops in a role's block. Raises EmmyError where paths disagree."""
-        self._walk(block, _State())
+        state = _State()
+        for ring, way in self.ways.items():
+            if way.outbound and way.tma:
+                state.stores[ring] = [_Ticket(way.stages - 1 - slot, True, True) for slot in range(way.stages)]
+        self._walk(block, state)
         return self.needs
 
     def _walk(self, block: Block, state: _State) -> _State:
@@ -111,31 +164,52 @@ class Completion:
             state = head
 
     def _step(self, op: Operation, state: _State) -> None:
-        ring = ring_of(op)
+        ring = str(ring_of(op))
         if isinstance(op, ac.WaitOp):
-            self._wait(op, str(ring), state)
+            self._wait(op, ring, state)
         elif isinstance(op, ac.AcquireOp):
-            barrier = bool(state.read if ring in self.outbound else state.read & {str(ring), *self.outbound})
-            self._need(op, Need(barrier=barrier), state)
+            self._acquire(op, ring, state)
         elif isinstance(op, ac.CommitOp):
-            self._commit(op, str(ring), state)
+            self._commit(op, ring, state)
         elif isinstance(op, ac.ReleaseOp):
-            state.read |= {str(ring)}
+            state.read |= {ring}
         elif isinstance(op, mma.StoreOp):
             state.written |= {ac.ring_name(op.slot)}
+            state.unfenced |= {ac.ring_name(op.slot)}
         elif isinstance(op, ac.StoreOp):
-            self._need(op, Need(barrier=ac.ring_name(op.slot) in state.written), state)
-            state.read |= {ac.ring_name(op.slot)}
+            self._store(op, ac.ring_name(op.slot), state)
         elif isinstance(op, ac.DrainOp):
-            # Every ticket has been waited for: what is outstanding are the empty ones of a stream that has ended.
-            state.tickets[str(ring)] = []
+            self._drain(op, ring, state)
 
     def _need(self, op: Operation, need: Need, state: _State) -> None:
         self.needs[op] = need
+        if need.fence:
+            state.unfenced = frozenset()
         if need.barrier:
             state.barrier()
 
+    def _acquire(self, op: ac.AcquireOp, ring: str, state: _State) -> None:
+        way = self.ways[ring]
+        if way.apart:
+            self._need(op, Need(empty=True), state)
+        elif not way.outbound:
+            # What was written by `st.shared` where TMA may write now is fenced first.
+            fence = way.tma and bool(state.unfenced)
+            self._need(op, Need(fence=fence, barrier=fence or bool(state.read & {ring, *self.outbound})), state)
+        elif not way.tma:
+            self._need(op, Need(barrier=bool(state.read)), state)
+        else:
+            oldest = state.stores[ring].pop(0)
+            bulk = None if oldest.complete else oldest.age
+            if bulk is not None:
+                _change(state.stores, bulk, complete=True)
+            self._need(op, Need(bulk=bulk, barrier=bool(state.read) or not oldest.visible), state)
+
     def _wait(self, op: ac.WaitOp, ring: str, state: _State) -> None:
+        way = self.ways[ring]
+        if way.apart:
+            self._need(op, Need(full=True), state)
+            return
         if not state.tickets.get(ring):
             fail(op, f"pipeline @{ring} is waited for here with no ticket outstanding")
         oldest = state.tickets[ring][0]
@@ -143,18 +217,42 @@ class Completion:
             fail(op, f"pipeline @{ring} is waited for before the commit that its joined commit belongs to")
         pending = None if oldest.complete else oldest.age
         if pending is not None:
-            state.each({"complete": True}, pending)
-        self._need(op, Need(pending=pending, barrier=not oldest.visible), state)
+            _change(state.tickets, pending, complete=True)
+        self._need(op, Need(full=way.tma, pending=pending, barrier=not oldest.visible), state)
         state.tickets[ring].pop(0)
 
     def _commit(self, op: ac.CommitOp, ring: str, state: _State) -> None:
-        if ring in self.outbound:
+        way = self.ways[ring]
+        if way.outbound and way.tma:
+            _end_group(state.stores)
+            state.stores[ring].append(_Ticket(0, False))
+        if way.outbound or way.apart:
             return
         joined = op.joined is not None
-        grouped = ring in self.grouped
-        open_group = grouped or any(t.age < 0 for tickets in state.tickets.values() for t in tickets)
+        open_group = way.cp_async or any(t.age < 0 for queue in state.tickets.values() for t in queue)
         if not joined and open_group:
-            state.end_group()
+            _end_group(state.tickets)
         self.needs[op] = Need(group=not joined and open_group)
-        age = -1 if joined and grouped else 0
-        state.tickets.setdefault(ring, []).append(_Ticket(age, not grouped))
+        # What comes by TMA is waited for at its mbarrier, and visible to who has waited there.
+        by_mbarrier = way.tma and not way.cp_async and not way.plain
+        ticket = _Ticket(-1 if joined and way.cp_async else 0, not way.cp_async, by_mbarrier)
+        state.tickets.setdefault(ring, []).append(ticket)
+
+    def _store(self, op: ac.StoreOp, ring: str, state: _State) -> None:
+        if self.ways[ring].tma:
+            fence = ring in state.unfenced
+            self._need(op, Need(fence=fence, barrier=fence or ring in state.written), state)
+        else:
+            self._need(op, Need(barrier=ring in state.written), state)
+            state.read |= {ring}
+
+    def _drain(self, op: ac.DrainOp, ring: str, state: _State) -> None:
+        way = self.ways[ring]
+        if way.outbound and way.tma:
+            self._need(op, Need(bulk=0), state)
+            _change(state.stores, 0, complete=True)
+            # Only the elected warp knows: what lies over the ring's bytes wants a barrier first.
+            state.read |= {ring}
+        elif not way.outbound:
+            # Every ticket has been waited for: what is outstanding are the empty ones of a stream that has ended.
+            state.tickets[ring] = []

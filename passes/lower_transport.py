@@ -1,53 +1,79 @@
-"""`lower-transport`: tickets become copies, commit groups and barriers."""
+"""`lower-transport`: tickets become copies, commit groups, mbarrier events and barriers."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal, cast
 
 from xdsl.context import Context
-from xdsl.dialects.builtin import FixedBitwidthType, ModuleOp
-from xdsl.ir import Operation, SSAValue
+from xdsl.dialects import scf
+from xdsl.dialects.builtin import FixedBitwidthType, IntegerAttr, ModuleOp, i64
+from xdsl.ir import Block, Operation, Region, SSAValue
 from xdsl.passes import ModulePass
 
 from emmy.dialects import async_copy as ac
 from emmy.dialects.tile import KernelOp, ViewType
 from emmy.passes.alignment import vector_bytes
-from emmy.passes.completion import Completion, Need
+from emmy.passes.completion import Completion, Need, Way
 from emmy.passes.emitter import Emitter
-from emmy.passes.protocol import PROTOCOL_OPS, fail, pipelines_of
+from emmy.passes.protocol import PROTOCOL_OPS, fail, pipelines_of, ring_of
+from emmy.passes.tma import field_bytes, field_of, stands_alone, tma_problem
+from emmy.schedules import AUTO_TRANSPORT
+from emmy.targets import get_target
 
 CP_ASYNC_BYTES = (16, 8, 4)
 """Widths of `cp.async` (PTX ISA, cp.async: cp-size is 4, 8 or 16)."""
+
+WARP = 32
+"""Threads of a warp."""
+
+Moves = ac.CpAsyncOp | ac.PlainCopyOp | ac.PlainStoreOp | ac.TmaLoadOp | ac.TmaStoreOp
 
 
 @dataclass(frozen=True)
 class LowerTransport(ModulePass):
     """Lower the protocol of placed kernels to events that print one to one.
 
-    Accepts kernels whose halves `place-roles` has merged. Guarantees: no acquire, copy, commit, wait, release, store or drain
-    is left (slots and cursors stay as values); a wait became `wait_group N`, with N the smallest number of younger commit
-    groups over all paths, and a barrier over the role's warps, each only where it is needed; an acquire has a barrier before
-    it if a slot of its ring (or one that may share its bytes) was read since the last barrier; a commit that is not `joined`
-    ends a commit group; results leave by plain stores, with a barrier between `mma.store` and them.
+    Accepts kernels whose halves `place-roles` has placed. Guarantees: no acquire, copy, commit, wait, release, store or drain
+    is left (slots and cursors stay as values); waits, arrivals and barriers stand only where they are needed. Where one role
+    fills and reads a ring:
 
-    `kind`: `cp_async`, `plain` (through registers), or `auto`: the schedule's `transport`, where `auto` is `cp_async`. A copy
-    for which 4 bytes cannot be proved aligned is a plain one in any kind. Widths: the widest of 16, 8, 4, 2 bytes that divides
-    the last dimension's offset, extent and size and all other strides (base pointers are 16-byte aligned by contract;
-    `?` divides by one element only).
+    * a wait became `wait_group N`, with N the smallest number of younger commit groups over all paths, and a barrier over the
+      role's warps; for TMA it became `wait_full`, without a barrier. An acquire has a barrier before it if a slot of its ring
+      (or one that may share its bytes) was read since the last barrier. A commit that is not `joined` ends a commit group.
 
-        %s, %n = async_copy.wait @ab[%c]                       async_copy.wait_group 1
-        %f, %m = async_copy.acquire @ab[%d] if %p              async_copy.barrier
-        scf.if %p {                                            %s, %n = async_copy.slot @ab[%c]
-          async_copy.copy %a[%i, %k] -> %f["a"]           ->   %f, %m = async_copy.slot @ab[%d] if %p
-        }                                                      scf.if %p {
-        async_copy.commit @ab, %f if %p                          async_copy.cp_async %a[%i, %k] -> %f["a"] bytes 16
-        async_copy.release @ab, %s                             }
-                                                               async_copy.commit_group
+    Where one role fills and another one reads:
+
+    * acquire waits for the slot's empty mbarrier, a release arrives on it, one arrival a warp after `warp_sync` (and before
+      that a proxy fence, if TMA refills the slot: an arrive does not wait for earlier `ldmatrix`); wait waits for the full
+      mbarrier, on which the filling role arrives: `expect_tx` and the bytes for TMA, `arrive_full_noinc` of each thread for
+      cp.async, `arrive_full` of each warp for plain copies. A role that fills by TMA only runs in one warp (`active 1`).
+
+    Results leave by plain stores after a barrier, or by TMA: proxy fence, barrier, elected store, bulk commit; the slot is
+    acquired again after an elected `bulk_wait .. read` and a barrier.
+
+    Pipelines get `full_count`, `empty_count` and `tx_bytes`. One ring may mix transports, copy by copy.
+
+    `kind`: `tma`, `cp_async`, `plain` (through registers), or `auto`: the schedule's `transport`; where that is `auto` too,
+    what `emmy.schedules.AUTO_TRANSPORT` has for `target`, with cp.async wherever TMA cannot move a tensor. If TMA is asked
+    for by name, such a tensor is an error. A copy for which 4 bytes cannot be proved aligned is a plain one in any kind.
+    Widths: the widest of 16, 8, 4, 2 bytes that divides the last dimension's offset, extent and size and all other strides
+    (base pointers are 16-byte aligned by contract; `?` divides by one element only).
+
+        %s, %n = async_copy.wait @ab[%c]                       async_copy.wait_group 1         async_copy.wait_full @ab[%c]
+        %f, %m = async_copy.acquire @ab[%d] if %p              async_copy.barrier              %s, %n = async_copy.slot @ab[%c]
+        scf.if %p {                                            %s, %n = async_copy.slot ..     async_copy.barrier
+          async_copy.copy %a[%i, %k] -> %f["a"]           ->   %f, %m = async_copy.slot ..     %f, %m = .. slot @ab[%d] if %p
+        }                                                      scf.if %p {                     scf.if %p { elect {
+        async_copy.commit @ab, %f if %p                          cp_async .. bytes 16            expect_tx @ab, %f bytes 8192
+        async_copy.release @ab, %s                             }                                 tma_load ..
+                                                               async_copy.commit_group         } }
     """
 
     name = "lower-transport"
-    kind: Literal["auto", "cp_async", "plain"] = "auto"
+    kind: Literal["auto", "cp_async", "plain", "tma"] = "auto"
+    target: str = "sm_90a"
 
     def apply(self, ctx: Context, op: ModuleOp) -> None:
         for kernel in list(op.walk()):
@@ -55,71 +81,253 @@ class LowerTransport(ModulePass):
                 self._lower(kernel)
 
     def _lower(self, kernel: KernelOp) -> None:
-        roles = [op for op in kernel.block.ops if isinstance(op, ac.RoleOp)]
         if any(isinstance(op, ac.ProducerOp | ac.ConsumerOp) for op in kernel.block.ops):
             fail(kernel, "lower-transport wants roles, and this kernel has halves: run place-roles first")
-        kind = self._kind(kernel)
-        copies = {op: _lower_copy(op, kind) for op in kernel.walk() if isinstance(op, ac.CopyOp)}
-        grouped = frozenset(ac.ring_name(op.slot) for op, new in copies.items() if isinstance(new, ac.CpAsyncOp))
-        outbound = frozenset(name for name, op in pipelines_of(kernel).items() if op.outbound is not None)
-        for role in roles:
-            needs = Completion(grouped, outbound).run(role.body.block)
-            for op in list(role.walk()):
-                if isinstance(op, PROTOCOL_OPS):
-                    _replace(op, needs.get(op, Need()), copies)
+        kind, strict = self._kind(kernel)
+        lowering = _Lowering(kernel, _moves(kernel, kind, strict))
+        for role in lowering.roles:
+            lowering.lower(role)
         for op in kernel.walk():
             if isinstance(op, PROTOCOL_OPS):
                 fail(op, f"{op.name} stands outside a role")
 
-    def _kind(self, kernel: KernelOp) -> str:
+    def _kind(self, kernel: KernelOp) -> tuple[str, bool]:
+        """(transport, whether it was asked for by name)."""
         kind = self.kind
         if kind == "auto" and kernel.schedule:
             kind = kernel.schedule.data.transport
-        if kind == "tma":
-            fail(kernel, "lower-transport has no transport 'tma': set transport = cp_async in the schedule")
-        return "cp_async" if kind == "auto" else kind
+        if kind == "auto":
+            return AUTO_TRANSPORT[get_target(self.target).name], False
+        return kind, True
 
 
-def _lower_copy(op: ac.CopyOp, kind: str) -> Operation:
-    width = _width(op, op.view, list(op.indices), op.slot, op.field.data)
-    make = ac.CpAsyncOp if kind == "cp_async" and width in CP_ASYNC_BYTES else ac.PlainCopyOp
-    return make(op.view, list(op.indices), op.slot, op.field.data, width)
+# ---- what each copy becomes ----------------------------------------------------------------------------------------------
 
 
-def _width(op: Operation, view: SSAValue, indices: list[SSAValue], slot: SSAValue, field: str) -> int:
-    """The width in bytes of a copy between a view and a field of a slot."""
-    pipeline = ac.find_pipeline(op, ac.ring_name(slot))
-    tile = pipeline.field(field) if pipeline else None
-    if tile is None:
-        fail(op, f"pipeline @{ac.ring_name(slot)} has no field '{field}'")
+def _moves(kernel: KernelOp, kind: str, strict: bool) -> dict[Operation, type[Moves]]:
+    """The event of every copy and store of a kernel. TMA empties a ring if it can make all stores from it."""
+    moves: dict[Operation, type[Moves]] = {}
+    stores: dict[str, list[ac.StoreOp]] = {}
+    for op in kernel.walk():
+        if isinstance(op, ac.CopyOp):
+            by_tma = kind == "tma" and _by_tma(op, strict)
+            by_cp_async = kind != "plain" and width(op) in CP_ASYNC_BYTES
+            moves[op] = ac.TmaLoadOp if by_tma else ac.CpAsyncOp if by_cp_async else ac.PlainCopyOp
+        elif isinstance(op, ac.StoreOp):
+            stores.setdefault(ac.ring_name(op.slot), []).append(op)
+    for ring in stores.values():
+        by_tma = kind == "tma" and all([_by_tma(op, strict) for op in ring])
+        moves |= {op: ac.TmaStoreOp if by_tma else ac.PlainStoreOp for op in ring}
+    return moves
+
+
+def _by_tma(op: ac.CopyOp | ac.StoreOp, strict: bool) -> bool:
+    problem = tma_problem(op)
+    if problem is None and isinstance(op, ac.CopyOp) and not stands_alone(op):
+        problem = "it stands under a condition or in a loop of its own"
+    if problem is not None and strict:
+        verb = "fill" if isinstance(op, ac.CopyOp) else "store"
+        fail(
+            op,
+            f"TMA cannot {verb} '{op.field.data}' of pipeline @{ac.ring_name(op.slot)}: {problem}; "
+            "set transport = cp_async in the schedule",
+        )
+    return problem is None
+
+
+def width(op: ac.CopyOp | ac.StoreOp) -> int:
+    """The width in bytes of one access of a copy or store that does not go by TMA."""
+    tile = field_of(op)
     element = tile.element_type
     if not isinstance(element, FixedBitwidthType) or element.size not in (2, 4, 8):
         fail(op, f"copies move elements of 2, 4 or 8 bytes, not {element}")
-    return vector_bytes(cast(ViewType, view.type), indices, tile.get_shape(), element.size)
+    return vector_bytes(cast(ViewType, op.view.type), list(op.indices), tile.get_shape(), element.size)
 
 
-def _replace(op: Operation, need: Need, copies: dict[ac.CopyOp, Operation]) -> None:
-    """Put the events that stand for one protocol op in its place."""
-    block = op.parent_block()
-    assert block is not None
-    emit = Emitter(block, op, op)
-    if need.pending is not None:
-        emit(ac.WaitGroupOp(need.pending))
-    if need.barrier:
-        emit(ac.BarrierOp())
-    if need.group:
-        emit(ac.CommitGroupOp())
-    if isinstance(op, ac.AcquireOp | ac.WaitOp):
-        slot = emit(ac.SlotOp(op.cursor, op.predicate if isinstance(op, ac.AcquireOp) else None))
-        for old, new in zip(op.results, slot.results, strict=True):
-            new.name_hint = old.name_hint
-            old.replace_all_uses_with(new)
-    elif isinstance(op, ac.CopyOp):
-        new = copies[op]
-        new.operands = op.operands
-        emit(new)
-    elif isinstance(op, ac.StoreOp):
-        width = _width(op, op.view, list(op.indices), op.slot, op.field.data)
-        emit(ac.PlainStoreOp(op.slot, op.field.data, op.view, list(op.indices), width))
-    op.detach()
-    op.erase()
+# ---- one kernel ----------------------------------------------------------------------------------------------------------
+
+
+class _Lowering:
+    """Rewrites the roles of one kernel. `moves`: the event of each copy and store."""
+
+    def __init__(self, kernel: KernelOp, moves: dict[Operation, type[Moves]]):
+        self.moves = moves
+        self.pipelines = pipelines_of(kernel)
+        self.roles = [op for op in kernel.block.ops if isinstance(op, ac.RoleOp)]
+        self.fillers = {ring: role for role in self.roles for ring in _rings(role, ac.AcquireOp)}
+        self.readers = {ring: role for role in self.roles for ring in _rings(role, ac.WaitOp)}
+        self.ways = {ring: self._way(ring, op) for ring, op in self.pipelines.items()}
+        self._activate()
+        self.tickets = {ring: self._ticket_bytes(ring) for ring in self.pipelines}
+        for ring in self.pipelines:
+            self._count(ring)
+
+    def _moved(self, ring: str) -> Iterator[tuple[ac.CopyOp | ac.StoreOp, type[Moves]]]:
+        for op, new in self.moves.items():
+            if isinstance(op, ac.CopyOp | ac.StoreOp) and ac.ring_name(op.slot) == ring:
+                yield op, new
+
+    def _way(self, ring: str, pipeline: ac.PipelineOp) -> Way:
+        kinds = {new for _, new in self._moved(ring)}
+        outbound = pipeline.outbound is not None
+        return Way(
+            stages=pipeline.stages.value.data,
+            outbound=outbound,
+            tma=bool(kinds & {ac.TmaLoadOp, ac.TmaStoreOp}),
+            cp_async=ac.CpAsyncOp in kinds,
+            plain=bool(kinds & {ac.PlainCopyOp, ac.PlainStoreOp}),
+            apart=not outbound and self.fillers.get(ring) is not self.readers.get(ring),
+        )
+
+    def _activate(self) -> None:
+        """A role that only fills, and by TMA only, runs in one warp: another one could fall a phase behind."""
+        for role in self.roles:
+            filled = [self.ways[ring] for ring, filler in self.fillers.items() if filler is role]
+            only = all(way.apart and way.tma and not way.cp_async and not way.plain for way in filled)
+            if filled and only and role not in self.readers.values():
+                role.active = IntegerAttr(1, i64)
+
+    def _all_arrive(self, ring: str) -> bool:
+        """Does each filling warp arrive once? After plain copies; and for TMA, where others of its role fill other rings."""
+        way = self.ways[ring]
+        crowd = way.tma and not way.cp_async and ring in self.fillers and self.fillers[ring].active_warps > 1
+        return way.apart and (way.plain or crowd)
+
+    def _ticket_bytes(self, ring: str) -> int:
+        """Bytes that TMA brings with one ticket. Every ticket of a ring is filled alike, or its copies stand at two places."""
+        sums: dict[SSAValue, int] = {}
+        for op, new in self._moved(ring):
+            if new is ac.TmaLoadOp:
+                sums[op.slot] = sums.get(op.slot, 0) + field_bytes(field_of(op))
+        if len(set(sums.values())) > 1:
+            fail(
+                self.pipelines[ring],
+                f"pipeline @{ring} is filled by TMA with {sorted(set(sums.values()))} bytes a slot",
+            )
+        return next(iter(sums.values()), 0)
+
+    def _count(self, ring: str) -> None:
+        """How many arrivals end a phase of the ring's mbarriers."""
+        way, pipeline = self.ways[ring], self.pipelines[ring]
+        if way.outbound or not (way.apart or way.tma) or ring not in self.fillers:
+            return
+        warps = self.fillers[ring].active_warps
+        full = int(way.tma)
+        if way.apart:
+            full += WARP * warps * way.cp_async + warps * self._all_arrive(ring)
+            readers = self.readers.get(ring)
+            if readers is not None:
+                pipeline.empty_count = IntegerAttr(readers.active_warps, i64)
+        pipeline.full_count = IntegerAttr(full, i64)
+        if way.tma:
+            pipeline.tx_bytes = IntegerAttr(self.tickets[ring], i64)
+
+    # ---- ops of a role ---------------------------------------------------------------------------------------------------
+
+    def lower(self, role: ac.RoleOp) -> None:
+        """Put events in the place of a role's protocol ops."""
+        needs = Completion(self.ways).run(role.body.block)
+        loads = _last_loads(role, self.moves)
+        for op in list(role.walk()):
+            if isinstance(op, PROTOCOL_OPS):
+                block = op.parent_block()
+                assert block is not None
+                self._replace(op, needs.get(op, Need()), Emitter(block, op, op), loads)
+                op.detach()
+                op.erase()
+
+    def _replace(self, op: Operation, need: Need, emit: Emitter, loads: dict[Operation, list[ac.CopyOp]]) -> None:
+        if need.full and isinstance(op, ac.WaitOp):
+            emit(ac.WaitFullOp(op.cursor))
+        if need.empty and isinstance(op, ac.AcquireOp):
+            emit(ac.WaitEmptyOp(op.cursor, op.predicate))
+        if need.bulk is not None:
+            _elect(emit, [ac.BulkWaitOp(need.bulk, read=isinstance(op, ac.AcquireOp))])
+        if need.pending is not None:
+            emit(ac.WaitGroupOp(need.pending))
+        if need.fence:
+            emit(ac.FenceProxyAsyncOp())
+        if need.barrier:
+            emit(ac.BarrierOp())
+        if need.group:
+            emit(ac.CommitGroupOp())
+        if isinstance(op, ac.AcquireOp | ac.WaitOp):
+            slot = emit(ac.SlotOp(op.cursor, op.predicate if isinstance(op, ac.AcquireOp) else None))
+            for old, new in zip(op.results, slot.results, strict=True):
+                new.name_hint = old.name_hint
+                old.replace_all_uses_with(new)
+        elif isinstance(op, ac.CopyOp):
+            self._copy(op, emit, loads)
+        elif isinstance(op, ac.StoreOp):
+            self._store(op, emit)
+        elif isinstance(op, ac.CommitOp):
+            self._commit(op, str(ring_of(op)), emit)
+        elif isinstance(op, ac.ReleaseOp):
+            self._release(op, self.ways[str(ring_of(op))], emit)
+
+    def _copy(self, op: ac.CopyOp, emit: Emitter, loads: dict[Operation, list[ac.CopyOp]]) -> None:
+        kind = self.moves[op]
+        if kind is ac.CpAsyncOp:
+            emit(ac.CpAsyncOp(op.view, list(op.indices), op.slot, op.field.data, width(op)))
+        elif kind is ac.PlainCopyOp:
+            emit(ac.PlainCopyOp(op.view, list(op.indices), op.slot, op.field.data, width(op)))
+        elif op in loads:
+            # All of a ticket's loads at the place of the last one, where all their offsets are known.
+            expect = ac.ExpectTxOp(op.slot, self.tickets[ac.ring_name(op.slot)])
+            _elect(emit, [expect, *(ac.TmaLoadOp(c.view, list(c.indices), c.slot, c.field.data) for c in loads[op])])
+
+    def _store(self, op: ac.StoreOp, emit: Emitter) -> None:
+        if self.moves[op] is ac.TmaStoreOp:
+            _elect(emit, [ac.TmaStoreOp(op.slot, op.field.data, op.view, list(op.indices))])
+        else:
+            emit(ac.PlainStoreOp(op.slot, op.field.data, op.view, list(op.indices), width(op)))
+
+    def _commit(self, op: ac.CommitOp, ring: str, emit: Emitter) -> None:
+        way = self.ways[ring]
+        if way.outbound and way.tma:
+            _elect(emit, [ac.BulkCommitOp()])
+        arrivals: list[Operation] = [ac.ArriveFullNoincOp(op.slot)] if way.apart and way.cp_async else []
+        if self._all_arrive(ring):
+            arrivals += [ac.WarpSyncOp(), ac.ArriveFullOp(op.slot)]
+        if arrivals and op.predicate is not None:
+            block = Block()
+            for event in arrivals:
+                emit.inside(block)(event)
+            emit.inside(block)(scf.YieldOp())
+            arrivals = [scf.IfOp(op.predicate, [], Region(block))]
+        for event in arrivals:
+            emit(event)
+
+    def _release(self, op: ac.ReleaseOp, way: Way, emit: Emitter) -> None:
+        if not way.apart:
+            return
+        if way.tma:
+            emit(ac.FenceProxyAsyncOp())
+        emit(ac.WarpSyncOp())
+        emit(ac.ArriveEmptyOp(op.slot))
+
+
+def _rings(role: ac.RoleOp, kind: type[ac.AcquireOp | ac.WaitOp]) -> set[str]:
+    return {str(ring_of(op)) for op in role.walk() if isinstance(op, kind)}
+
+
+def _last_loads(role: ac.RoleOp, moves: dict[Operation, type[Moves]]) -> dict[Operation, list[ac.CopyOp]]:
+    """For the last TMA copy into each slot: all of them, in order."""
+    slots: dict[SSAValue, list[ac.CopyOp]] = {}
+    for op in role.walk():
+        if isinstance(op, ac.CopyOp) and moves[op] is ac.TmaLoadOp:
+            slots.setdefault(op.slot, []).append(op)
+    return {copies[-1]: copies for copies in slots.values()}
+
+
+def _elect(emit: Emitter, events: Sequence[Operation]) -> None:
+    """One lane runs the events; they join an election that stands directly before."""
+    before = emit.anchor.prev_op if emit.anchor is not None else emit.block.last_op
+    if isinstance(before, ac.ElectOp):
+        block = before.body.block
+    else:
+        block = Block()
+        emit(ac.ElectOp(Region(block)))
+    inner = emit.inside(block)
+    for event in events:
+        inner(event)

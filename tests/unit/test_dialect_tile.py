@@ -7,7 +7,7 @@ from emmy.dialects.common import DYNAMIC
 from emmy.dialects.tile import ScheduleAttr, TileType, ViewType, find_kernel, kernel_type
 from emmy.errors import EmmyError
 from emmy.ir import parse_module, print_module, verify_module
-from emmy.schedules import SCHEDULE_FIELDS, Schedule
+from emmy.schedules import CHOICES, RANGES, SCHEDULE_FIELDS, Schedule
 
 KERNEL = """tile.kernel @k(%v: !tile.view<?x64xf16>, %w: !tile.view<3x?x64xf16, strides [?, 64, 1]>) {{
   %i = tile.cta_id
@@ -175,8 +175,12 @@ def test_strides_follow_from_sizes_as_far_as_they_are_known():
 
 
 def test_schedule_attribute_holds_every_field():
-    schedule = Schedule((64, 32, 16), (2, 1), "m16n8k8", 5, "plain", "unified", 3, 1, "direct", "first", 16, 1)
-    assert all(getattr(schedule, name) != default for name, default in SCHEDULE_FIELDS.items() if name != "roles")
+    counts = {n: most for n, (_, most) in RANGES.items() if SCHEDULE_FIELDS[n] != most}
+    counts |= {n: least for n, (least, most) in RANGES.items() if SCHEDULE_FIELDS[n] == most}
+    words = {n: next(w for w in words if w != SCHEDULE_FIELDS[n]) for n, words in CHOICES.items()}
+    others = {"block": (64, 32, 16), "warps": (2, 1), "atom": "m16n8k8", "promote": 16}
+    schedule = Schedule(**counts, **words, **others, producer_regs=24, consumer_regs=240)
+    assert all(getattr(schedule, name) != default for name, default in SCHEDULE_FIELDS.items())
     assert ScheduleAttr.get(schedule).data == schedule
     text = print_module(
         parse_module(f"tile.kernel @k() schedule {str(ScheduleAttr.get(schedule))[14:]} {{\n}}", "t.mlir")

@@ -8,10 +8,12 @@ from emmy.passes.assign_schedule import AssignSchedule
 from emmy.schedules import (
     CANDIDATES,
     Epilogue,
+    RegisterSplit,
     Schedule,
     choose_schedule,
     least_registers,
     problem_on_target,
+    register_split,
     shared_bytes,
 )
 from emmy.targets import TARGETS, get_target
@@ -56,12 +58,27 @@ def test_registers_of_a_warp_tile_of_64_by_64():
         (Schedule((128, 256, 64), (2, 2)), {}, "at least 328 registers and can have 255"),
         (Schedule((128, 256, 64), (2, 2)), {"f16_sums": True}, None),
         (Schedule((256, 256, 32), (8, 4)), {}, "at least 112 registers and can have 64"),
+        (Schedule(transport="tma"), {}, None),
+        (Schedule(roles="specialized"), {}, None),
+        (Schedule((128, 256, 64), (2, 4), roles="specialized", producer_regs=24, consumer_regs=240), {}, None),
         (
-            Schedule(transport="tma"),
+            Schedule((128, 256, 64), (2, 4), roles="specialized", producer_regs=40, consumer_regs=240),
             {},
-            "transport = tma is not supported by this version; use auto or cp_async or plain",
+            "8 warps with 240 registers a thread and 4 with 40 are more than the 64512 registers that 384 threads start with",
         ),
-        (Schedule(roles="specialized"), {}, "roles = specialized is not supported by this version; use unified"),
+        (
+            Schedule(roles="specialized", producer_warps=1, producer_regs=24),
+            {},
+            "setmaxnreg is for whole warpgroups of 4 warps, and the roles have 4 and 1",
+        ),
+        (
+            Schedule((128, 256, 64), (2, 4), roles="specialized", producer_warps=1),
+            {},
+            None,
+        ),
+        (Schedule((256, 256, 64), (4, 4), roles="specialized"), {}, "at least 184 registers and can have 104"),
+        (Schedule((128, 256, 64), (2, 4), persistent=1), {}, None),
+        (Schedule((128, 256, 64), (2, 4), stages=4, persistent=1), {}, "262144 bytes of shared memory"),
     ],
 )
 def test_what_the_h200_can_run(schedule, options, sentence):
@@ -157,3 +174,36 @@ def test_options_replace_single_fields():
 def test_a_pin_wins_over_options():
     pin = "{emmy.schedule = #tile.schedule<block = [16, 16, 16], warps = [1, 1]>}"
     assert assign(pin, block_m=64).block == (16, 16, 16)
+
+
+SPLITS = [
+    ("sm_90a", {"transport": "tma"}, RegisterSplit(24, 240)),
+    ("sm_120a", {"transport": "cp_async"}, RegisterSplit(56, 224)),
+    ("sm_90a", {"producer_regs": 40}, RegisterSplit(40, 232)),
+    ("sm_89", {}, None),
+    ("sm_90a", {"producer_warps": 1}, None),
+    ("sm_90a", {"warps": (2, 2)}, None),
+]
+
+
+@pytest.mark.parametrize(("target", "fields", "split"), SPLITS)
+def test_registers_of_specialised_roles(target, fields, split):
+    """The pool is what all threads have at entry: 384 threads begin with 168 each."""
+    schedule = Schedule(**{"block": (128, 256, 64), "warps": (2, 4), "roles": "specialized", **fields})
+    assert register_split(schedule, get_target(target)) == split
+
+
+def test_setmaxnreg_is_not_on_every_target():
+    schedule = Schedule((128, 256, 64), (2, 4), roles="specialized", consumer_regs=232)
+    problem = register_split(schedule, get_target("sm_89"))
+    assert problem == "producer_regs and consumer_regs need setmaxnreg, which sm_89 has not"
+
+
+def test_tma_needs_a_target_with_it():
+    problem = problem_on_target(Schedule(transport="tma"), get_target("sm_89"))
+    assert problem == "transport = tma needs sm_90 or later, and the target is sm_89; use cp_async"
+
+
+def test_registers_belong_to_roles():
+    assert Schedule(producer_regs=24).problem() == "producer_regs belongs to roles = specialized"
+    assert "a multiple of 8 from 24 to 256, got 30" in str(Schedule(roles="specialized", consumer_regs=30).problem())

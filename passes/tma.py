@@ -1,0 +1,90 @@
+"""Which copies the tensor memory accelerator can make, from what the IR proves; the rest is checked when a tensor is bound."""
+
+from __future__ import annotations
+
+from math import prod
+from typing import cast
+
+from xdsl.dialects import scf
+from xdsl.dialects.builtin import ArrayAttr, FixedBitwidthType
+from xdsl.ir import SSAValue
+
+from emmy.dialects import async_copy as ac
+from emmy.dialects.common import DYNAMIC
+from emmy.dialects.tile import TileType, ViewType
+from emmy.layout import SharedLayout, shared_layout
+from emmy.passes.alignment import divisor
+
+STRIDE_BYTES = 16
+"""Strides and the innermost offset of a tensor map are multiples of this (CUDA driver API, cuTensorMapEncodeTiled)."""
+
+MOST_DIMENSIONS = 5
+"""Rank of a tensor map (the same)."""
+
+
+def field_of(op: ac.CopyOp | ac.StoreOp) -> TileType:
+    """The tile that a copy or store moves."""
+    pipeline = ac.find_pipeline(op, ac.ring_name(op.slot))
+    assert pipeline is not None
+    field = pipeline.field(op.field.data)
+    assert field is not None
+    return field
+
+
+def field_bytes(tile: TileType) -> int:
+    """Bytes of a tile's elements."""
+    return prod(tile.get_shape()) * cast(FixedBitwidthType, tile.element_type).size
+
+
+def tma_problem(op: ac.CopyOp | ac.StoreOp) -> str | None:
+    """Why TMA cannot move the field of a copy or store, as the end of a sentence; None if it can.
+
+    The base pointer is 16-byte aligned by contract; strides that follow from `?` sizes are checked at launch.
+    """
+    tile, view = field_of(op), cast(ViewType, op.view.type)
+    element = tile.element_type
+    if not isinstance(element, FixedBitwidthType) or element.size not in (2, 4):
+        return f"its elements are {element}, not of 2 or 4 bytes"
+    return _view_problem(view, element.size) or _box_problem(tile, op.indices[-1], element.size)
+
+
+def _view_problem(view: ViewType, element_bytes: int) -> str | None:
+    strides = view.get_strides()
+    if len(strides) > MOST_DIMENSIONS:
+        return f"the tensor has {len(strides)} dimensions, more than {MOST_DIMENSIONS}"
+    if strides[-1] != 1:
+        return "the tensor's last dimension is not contiguous"
+    for stride in strides[:-1]:
+        if stride == DYNAMIC and isinstance(view.strides, ArrayAttr):
+            return "a stride of the tensor is known at run time only"
+        if stride != DYNAMIC and stride * element_bytes % STRIDE_BYTES:
+            return f"a stride of the tensor is {stride * element_bytes} bytes, not a multiple of {STRIDE_BYTES}"
+    return None
+
+
+def _box_problem(tile: TileType, offset: SSAValue, element_bytes: int) -> str | None:
+    *leading, columns = tile.get_shape()
+    if any(size != 1 for size in leading[:-1]):
+        return f"its tile has more than two dimensions, {list(tile.get_shape())}"
+    layout: SharedLayout = shared_layout(prod(leading), columns, element_bytes)
+    if (layout.padded_rows, layout.padded_cols) != (layout.rows, layout.cols):
+        return f"its tile of {layout.rows} x {columns} elements is padded in shared memory"
+    if divisor(offset) * element_bytes % STRIDE_BYTES:
+        return f"its offset along the last dimension is no multiple of {STRIDE_BYTES} bytes"
+    return None
+
+
+def stands_alone(copy: ac.CopyOp) -> bool:
+    """Is a copy made exactly when its slot is acquired, and once? The bytes of a ticket must be known when it is issued."""
+    acquire = copy.slot.owner
+    if not isinstance(acquire, ac.AcquireOp):
+        return False
+    parent = copy.parent_op()
+    if copy.parent_block() is acquire.parent_block():
+        return acquire.predicate is None
+    return (
+        isinstance(parent, scf.IfOp)
+        and parent.parent_block() is acquire.parent_block()
+        and parent.cond is acquire.predicate
+        and copy.parent_block() is parent.true_region.block
+    )
