@@ -7,6 +7,8 @@ shapes:
     E = int | ["dim", argument, axis] | ["stride", argument, axis]        (elements)
       | ["add" | "mul" | "sub" | "min" | "max", E, E, ...] | ["ceildiv" | "floordiv", E, E]
 
+A launch parameter is a buffer's address, a number, or a tensor map: what TMA needs of a buffer.
+
 `bind` checks a call against an entry and turns every expression into a number; the CUDA runtime and the emulator both
 start from its `BoundCall`. This module imports neither xDSL nor CUDA.
 """
@@ -50,6 +52,7 @@ DTYPES: dict[str, np.dtype[Any]] = {
 DTYPE_NAMES: dict[np.dtype[Any], str] = {dtype: name for name, dtype in DTYPES.items()}
 
 MAX_GRID = (2**31 - 1, 65535, 65535)
+MAX_MAP_SIZE, MAX_MAP_STRIDE, MAP_STRIDE = 2**32, 2**40, 16
 # A launch parameter is a pointer, or a number of one of these types with its range.
 SCALAR_RANGES: dict[str, tuple[int, int]] = {"u32": (0, 2**32 - 1), "u64": (0, 2**64 - 1)}
 
@@ -82,8 +85,23 @@ class CheckSpec(TypedDict):
     message: str
 
 
+class TensorMapSpec(TypedDict):
+    """What TMA needs of a tensor, outermost dimension first: sizes in elements, strides in bytes (of all dimensions but the
+    innermost), the elements of a box, and the bytes that the swizzle of shared memory spans (0, 32, 64 or 128)."""
+
+    of: str
+    dtype: str
+    sizes: list[Any]
+    strides: list[Any]
+    box: list[int]
+    swizzle: int
+
+
 class LaunchSpec(TypedDict):
-    """One kernel launch: an image, the kernel in it, grid and block in x, y, z, and parameters in order."""
+    """One kernel launch: an image, the kernel in it, grid and block in x, y, z, and parameters in order.
+
+    A parameter is {"pointer": buffer}, {"u32" | "u64": E} or {"tensor_map": TensorMapSpec}.
+    """
 
     image: str
     kernel: str
@@ -253,15 +271,36 @@ class BoundBuffer:
 
 
 @dataclass(frozen=True)
+class BoundTensorMap:
+    """A `TensorMapSpec` with numbers for expressions."""
+
+    of: str
+    dtype: str
+    sizes: Shape
+    strides: Shape
+    box: Shape
+    swizzle: int
+
+    @property
+    def empty(self) -> bool:
+        """Whether the tensor has no elements: nothing is moved by it, and the driver would not encode it."""
+        return 0 in self.sizes
+
+
+Param: TypeAlias = tuple[str, str | int | BoundTensorMap]
+
+
+@dataclass(frozen=True)
 class BoundLaunch:
-    """A launch with numbers for expressions. `params` holds ("pointer", name) or ("u32" | "u64", value), in order."""
+    """A launch with numbers for expressions. `params` holds ("pointer", name), ("u32" | "u64", value) or ("tensor_map",
+    `BoundTensorMap`), in order."""
 
     image: str
     kernel: str
     grid: tuple[int, int, int]
     block: tuple[int, int, int]
     shared_bytes: int
-    params: tuple[tuple[str, str | int], ...]
+    params: tuple[Param, ...]
 
 
 @dataclass(frozen=True)
@@ -355,11 +394,14 @@ def _bind_launch(launch: LaunchSpec, shapes: Mapping[str, Shape], strides: Mappi
     grid = tuple(evaluate(size, shapes, strides) for size in launch["grid"])
     if any(size > limit or size < 0 for size, limit in zip(grid, MAX_GRID, strict=True)):
         raise EmmyError(f"kernel '{kernel}' needs a grid of {grid} blocks; at most {MAX_GRID} can be launched")
-    params: list[tuple[str, str | int]] = []
+    params: list[Param] = []
     for param in launch["params"]:
         ((kind, value),) = param.items()
         if kind == "pointer":
             params.append((kind, str(value)))
+            continue
+        if kind == "tensor_map":
+            params.append((kind, _bind_tensor_map(value, shapes, strides)))
             continue
         number = evaluate(value, shapes, strides)
         low, high = SCALAR_RANGES[kind]
@@ -371,6 +413,19 @@ def _bind_launch(launch: LaunchSpec, shapes: Mapping[str, Shape], strides: Mappi
     return BoundLaunch(
         launch["image"], kernel, (x, y, z), (block_x, block_y, block_z), launch["shared_bytes"], tuple(params)
     )
+
+
+def _bind_tensor_map(spec: TensorMapSpec, shapes: Mapping[str, Shape], strides: Mapping[str, Shape]) -> BoundTensorMap:
+    """Numbers, within the limits of TMA (CUDA driver API, `cuTensorMapEncodeTiled`)."""
+    sizes, steps = (tuple(evaluate(e, shapes, strides) for e in spec[name]) for name in ("sizes", "strides"))
+    if max(sizes) > MAX_MAP_SIZE or max(steps, default=0) >= MAX_MAP_STRIDE:
+        raise EmmyError(f"'{spec['of']}' is too large for TMA: sizes {sizes}, strides of {steps} bytes")
+    for axis, step in enumerate(steps):
+        if step % MAP_STRIDE:
+            raise EmmyError(
+                f"dimension {axis} of '{spec['of']}' has a stride of {step} bytes; TMA needs a multiple of {MAP_STRIDE}"
+            )
+    return BoundTensorMap(spec["of"], spec["dtype"], sizes, steps, tuple(spec["box"]), spec["swizzle"])
 
 
 def numpy_info(array: Array) -> ArrayInfo:
@@ -411,12 +466,13 @@ def run_on_emulator(
         if launch.image not in emulators:
             emulators[launch.image] = Emulator(ptx)
         args: list[Any] = []
-        for kind, value in launch.params:
-            if kind == "pointer":
-                buffer = buffers[str(value)]
-                args.append(Uninitialised(buffer) if value in unwritten else buffer)
-            else:
+        for _, value in launch.params:
+            if isinstance(value, int):
                 args.append(value)
+                continue
+            name = value.of if isinstance(value, BoundTensorMap) else value
+            buffer = Uninitialised(buffers[name]) if name in unwritten else buffers[name]
+            args.append(_emulated_map(value, buffer) if isinstance(value, BoundTensorMap) else buffer)
         reports.append(
             emulators[launch.image].launch(
                 kernel=launch.kernel,
@@ -427,5 +483,16 @@ def run_on_emulator(
                 **options,
             )
         )
-        unwritten -= {str(value) for kind, value in launch.params if kind == "pointer"}
+        unwritten -= {value for _, value in launch.params if isinstance(value, str)}
     return [buffers[buffer.name] for buffer in call.results], reports
+
+
+def _emulated_map(bound: BoundTensorMap, buffer: Any) -> Any:
+    """The emulator's argument for a tensor map; of an empty tensor zeros, as on a device."""
+    from emmy.emulator import TensorMap
+    from emmy.emulator.tensor_map import MAP_BYTES
+
+    if bound.empty:
+        return bytes(MAP_BYTES)
+    size = DTYPES[bound.dtype].itemsize
+    return TensorMap(buffer, size, bound.sizes, bound.strides, bound.box, bound.swizzle)

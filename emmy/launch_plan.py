@@ -18,7 +18,7 @@ from xdsl.dialects import arith, func
 from xdsl.dialects.builtin import IntegerAttr, ModuleOp, TensorType
 from xdsl.ir import Attribute, Operation, SSAValue
 
-from emmy.artefact import DTYPES, ArgumentSpec, BufferSpec, CheckSpec, EntrySpec, LaunchSpec
+from emmy.artefact import DTYPES, ArgumentSpec, BufferSpec, CheckSpec, EntrySpec, LaunchSpec, TensorMapSpec
 from emmy.dialects import async_copy, mma, ptx, tensor_op, tile
 from emmy.dialects.common import DYNAMIC
 from emmy.errors import EmmyError
@@ -233,6 +233,8 @@ def _widest_access(view: SSAValue) -> int:
         op = use.operation
         if isinstance(op, async_copy.CpAsyncOp | async_copy.PlainCopyOp | async_copy.PlainStoreOp):
             widest = max(widest, op.bytes.value.data)
+        elif isinstance(op, async_copy.TmaLoadOp | async_copy.TmaStoreOp):
+            widest = max(widest, DEFAULT_ALIGN)
         elif isinstance(op, mma.StoreGlobalOp):
             widest = max(widest, 2 * itemsize)
     return widest
@@ -384,19 +386,38 @@ class HostEvaluator:
             "grid": [self.indices[op.ctas], 1, 1],
             "block": [kernel.threads.value.data, 1, 1],
             "shared_bytes": kernel.shared_bytes.value.data,
-            "params": [self.parameter(param.data, buffers, op) for param in kernel.params],
+            "params": [self.parameter(param.data, kernel, buffers, op) for param in kernel.params],
         }
 
-    def parameter(self, text: str, buffers: Sequence[Buffer], op: Operation) -> dict[str, Any]:
+    def parameter(self, text: str, kernel: ptx.KernelOp, buffers: Sequence[Buffer], op: Operation) -> dict[str, Any]:
         """One launch parameter from its description in `ptx.kernel`."""
         word, *numbers = text.split()
         index, *axis = (int(number) for number in numbers)
+        if word == "tensor_map":
+            return {"tensor_map": self.tensor_map(kernel.maps[index], buffers, op)}
         if index >= len(buffers) or (axis and axis[0] >= len(buffers[index].sizes)):
             raise EmmyError(f"the launch passes nothing for the kernel's parameter '{text}'", location_of(op))
         buffer = buffers[index]
         if word == "pointer":
             return {"pointer": buffer.name}
         return {"u32": buffer.sizes[axis[0]]} if word == "dim" else {"u64": buffer.stride(axis[0])}
+
+    def tensor_map(self, described: ptx.TensorMap, buffers: Sequence[Buffer], op: Operation) -> TensorMapSpec:
+        """A tensor map of a launch argument, which is row-major, whoever allocated it."""
+        if described.view >= len(buffers) or len(described.box) != len(buffers[described.view].sizes):
+            raise EmmyError(
+                f"the launch passes no tensor for the tensor map of argument {described.view}", location_of(op)
+            )
+        buffer = buffers[described.view]
+        itemsize, rank = DTYPES[buffer.dtype].itemsize, len(buffer.sizes)
+        return {
+            "of": buffer.name,
+            "dtype": buffer.dtype,
+            "sizes": list(buffer.sizes),
+            "strides": [multiply(itemsize, *buffer.sizes[axis + 1 :]) for axis in range(rank - 1)],
+            "box": list(described.box),
+            "swizzle": described.swizzle,
+        }
 
     # ---- alignment ---------------------------------------------------------------------------------------------------
 

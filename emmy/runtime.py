@@ -19,7 +19,7 @@ import functools
 import importlib
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -32,6 +32,7 @@ from emmy.artefact import (
     Artefact,
     BoundCall,
     BoundLaunch,
+    BoundTensorMap,
     Image,
     bind,
     check_alignment,
@@ -41,8 +42,10 @@ from emmy.artefact import (
 from emmy.device_arrays import DeviceArray, allocate_like, is_torch_tensor, read_device_array
 from emmy.errors import EmmyError
 from emmy.targets import get_target
+from emmy.tensor_maps import HostMap, encode, encoder
 
 MAX_PLANS = 4096
+MAX_MAPS = 256  # tensor maps kept for one parameter of one plan
 JIT_LOG_BYTES = 8192
 POISON = 0xFF  # as every byte of a buffer it reads as NaN in f16, bf16 and f32
 
@@ -147,14 +150,27 @@ class Runtime:
 
 
 @dataclass
+class _PlannedMap:
+    """A parameter that is a tensor map: its slot, whose it is, and those encoded so far by the tensor's address. A plan is
+    for one set of shapes and strides, so the address is all that differs."""
+
+    slot: int
+    position: int  # index into arguments + results + temporaries
+    bound: BoundTensorMap
+    encoded: dict[int, HostMap]
+
+
+@dataclass
 class _PlannedLaunch:
     """A launch ready to go: `values` holds one 8-byte slot a parameter (the driver reads as many bytes as the kernel
-    declares, from the low end), `pointers` the slots' addresses; `buffers` says which slot takes whose address."""
+    declares, from the low end), `pointers` the slots' addresses; `buffers` says which slot takes whose address, `maps`
+    which slot points to a tensor map of whom."""
 
     arguments: tuple[Any, ...]  # function; grid x, y, z; block x, y, z; dynamic shared bytes
     values: Any
     pointers: Any
     buffers: list[tuple[int, int]]  # (slot, index into arguments + results + temporaries)
+    maps: list[_PlannedMap]
 
     @property
     def pointers_address(self) -> int:
@@ -180,6 +196,7 @@ class CudaModule:
         self._modules: dict[str, Any] = {}
         self._functions: dict[tuple[str, str], tuple[Any, int]] = {}
         self._plans: dict[Any, _Plan] = {}
+        self._encode_tiled: Callable[..., int] | None = None
 
     def run(self, entry: str, args: Sequence[Any], *, out: Any = None, stream: Any = None) -> Any:
         """Call `entry`. Returns its result, or a tuple of them if there are several.
@@ -345,14 +362,30 @@ class CudaModule:
         values = (ctypes.c_uint64 * max(count, 1))()
         pointers = (ctypes.c_void_p * max(count, 1))()
         buffers: list[tuple[int, int]] = []
-        for slot, (kind, value) in enumerate(launch.params):
+        maps: list[_PlannedMap] = []
+        for slot, (_, value) in enumerate(launch.params):
             pointers[slot] = ctypes.addressof(values) + 8 * slot
-            if kind == "pointer":
-                buffers.append((slot, index[str(value)]))
+            if isinstance(value, BoundTensorMap):
+                maps.append(_PlannedMap(slot, index[value.of], value, {}))
+            elif isinstance(value, str):
+                buffers.append((slot, index[value]))
             else:
-                values[slot] = int(value)
-        function = self._function(launch)
-        return _PlannedLaunch((function, *launch.grid, *launch.block, launch.shared_bytes), values, pointers, buffers)
+                values[slot] = value
+        arguments = (self._function(launch), *launch.grid, *launch.block, launch.shared_bytes)
+        return _PlannedLaunch(arguments, values, pointers, buffers, maps)
+
+    def _tensor_map(self, planned: _PlannedMap, address: int) -> HostMap:
+        """The tensor map of the tensor at `address`, encoded when it is first met."""
+        if self._encode_tiled is None:
+            self._encode_tiled = encoder(self.runtime.driver, _call)
+        status, host = encode(self._encode_tiled, planned.bound, address)
+        if status:
+            reason = _describe(self.runtime.driver, self.runtime.driver.CUresult(status))
+            raise EmmyError(f"cannot encode a tensor map of '{planned.bound.of}': {reason}")
+        if len(planned.encoded) >= MAX_MAPS:
+            planned.encoded.clear()
+        planned.encoded[address] = host
+        return host
 
     def _function(self, launch: BoundLaunch) -> Any:
         """The kernel, allowed as much dynamic shared memory as any launch of it has asked for."""
@@ -416,6 +449,10 @@ class CudaModule:
             for launch in plan.launches:
                 for slot, position in launch.buffers:
                     launch.values[slot] = addresses[position]
+                for planned in launch.maps:
+                    address = addresses[planned.position]
+                    host = planned.encoded.get(address) or self._tensor_map(planned, address)
+                    launch.pointers[planned.slot] = host.address
                 (status,) = launch_kernel(*launch.arguments, stream_object, launch.pointers_address, 0)
                 if status != success:
                     raise EmmyError(f"cannot launch a kernel: {_describe(driver, status)}")

@@ -1,5 +1,5 @@
 /* A CUDA driver in host memory, for tests of emmy.runtime without a GPU: device pointers are malloc'ed, and "launching"
-   vector_add(a, b, out, length) adds on the CPU. It checks what a real driver would: contexts, handles, sizes. Any PTX that
+   vector_add(a, b, out, length) adds on the CPU; mapped_add is the same with a tensor map in place of a. It checks what a real driver would: contexts, handles, sizes. Any PTX that
    contains "reject me" fails to compile. Calls are logged to the file named by FAKE_CUDA_LOG. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -54,8 +54,9 @@ Status cuModuleLoadDataEx(void **module, const void *image, unsigned count, int 
 }
 Status cuModuleUnload(void *module) { return module == (void *)0x2000 ? OK : INVALID_VALUE; }
 Status cuModuleGetFunction(void **function, void *module, const char *name) {
-  if (module != (void *)0x2000 || strcmp(name, "vector_add")) return NOT_FOUND;
-  return *function = (void *)0x3000, OK;
+  if (module != (void *)0x2000) return NOT_FOUND;
+  if (!strcmp(name, "mapped_add")) return *function = (void *)0x4000, OK;
+  return strcmp(name, "vector_add") ? NOT_FOUND : (*function = (void *)0x3000, OK);
 }
 Status cuFuncSetAttribute(void *function, int attribute, int value) {
   if (function != (void *)0x3000 || attribute != 8 || value > 232448) return INVALID_VALUE;
@@ -73,13 +74,41 @@ Status cuMemcpyDtoHAsync_v2(void *to, uint64_t from, size_t size, void *stream) 
 Status cuStreamSynchronize(void *stream) { return OK; }
 Status cuPointerGetAttribute(void *value, int attribute, uint64_t pointer) { return *(int *)value = 0, OK; }
 
+static int list(char *to, const char *name, const void *values, int width, int count) {
+  int length = sprintf(to, " %s", name);
+  for (int i = 0; i < count; i++)
+    length += sprintf(to + length, "%c%lu", i ? ',' : ' ', width == 8 ? ((uint64_t *)values)[i] : ((uint32_t *)values)[i]);
+  return length;
+}
+
+/* The "map" is the tensor's address, and its second half stays zero. */
+Status cuTensorMapEncodeTiled(void *map, int type, uint32_t rank, void *address, const uint64_t *dims,
+                              const uint64_t *strides, const uint32_t *box, const uint32_t *steps, int interleave,
+                              int swizzle, int promotion, int fill) {
+  char line[512];
+  int length = sprintf(line, "encode type %d", type);
+  length += list(line + length, "dims", dims, 8, rank);
+  length += list(line + length, "strides", strides, 8, rank - 1);
+  length += list(line + length, "box", box, 4, rank);
+  length += list(line + length, "steps", steps, 4, rank);
+  sprintf(line + length, " interleave %d swizzle %d promotion %d fill %d", interleave, swizzle, promotion, fill);
+  note(line);
+  if ((uintptr_t)map % 64 || (uintptr_t)address % 16 || rank < 1 || rank > 5) return INVALID_VALUE;
+  for (uint32_t i = 0; i < rank; i++)
+    if (!dims[i] || !box[i] || box[i] > 256 || (i && strides[i - 1] % 16)) return INVALID_VALUE;
+  memset(map, 0, 128);
+  return *(void **)map = address, OK;
+}
+
 Status cuLaunchKernel(void *function, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz,
                       unsigned shared, void *stream, void **params, void **extra) {
   char line[128];
   snprintf(line, sizeof line, "launch %u,%u,%u %u,%u,%u %u stream %lu", gx, gy, gz, bx, by, bz, shared, (uintptr_t)stream);
   note(line);
-  if (current != CONTEXT || function != (void *)0x3000 || extra || !gx || shared > 49152 && (int)shared > shared_limit)
+  int mapped = function == (void *)0x4000;
+  if (current != CONTEXT || !mapped && function != (void *)0x3000 || extra || !gx || shared > 49152 && (int)shared > shared_limit)
     return INVALID_VALUE;
+  /* A parameter's value begins where params points: the address, or the map, whose first word the fake made the address. */
   float *a = *(float **)params[0], *b = *(float **)params[1], *out = *(float **)params[2];
   uint32_t length = *(uint32_t *)params[3];
   for (uint32_t i = 0; i < gx * bx && i < length; i++) out[i] = a[i] + b[i];

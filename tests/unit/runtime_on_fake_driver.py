@@ -169,6 +169,78 @@ def test_missing_kernels_and_shared_memory_are_errors():
                 module.run("vector_add", (A, B))
 
 
+MAP = {
+    "of": "a",
+    "dtype": "f32",
+    "sizes": [["dim", "a", 0], 1, 4],
+    "strides": [["mul", 16, 1], 16],
+    "box": [8, 1, 4],
+    "swizzle": 32,
+}
+
+
+def mapped_module(**changes):
+    """vector_add with the first argument, of 4 columns, passed as a tensor map."""
+    spec = ENTRIES["vector_add"]
+    first = {"name": "a", "dtype": "f32", "shape": [["dim", "a", 0], 4]}
+    other = {"name": "b", "dtype": "f32", "shape": [["dim", "b", 0], 4]}
+    out = {"name": "out", "dtype": "f32", "shape": [["dim", "a", 0], 4]}
+    elements = ["mul", ["dim", "a", 0], 4]
+    launch = {
+        **spec["launches"][0],
+        "kernel": "mapped_add",
+        "grid": [["ceildiv", elements, 128], 1, 1],
+        "params": [{"tensor_map": {**MAP, **changes}}, {"pointer": "b"}, {"pointer": "out"}, {"u32": elements}],
+    }
+    entry = {"arguments": [first, other], "results": [out], "launches": [launch]}
+    return runtime.Runtime().load(Artefact("sm_90a", {"smoke": Image(smoke_ptx("sm_90a"))}, {"mapped_add": entry}))
+
+
+ENCODE = "encode type 7 dims 4,1,250 strides 16,16 box 4,1,8 steps 1,1,1 interleave 0 swizzle 1 promotion 3 fill 0"
+
+
+def test_a_tensor_map_is_encoded_once_for_each_address(log):
+    module, a, b = mapped_module(), A.reshape(250, 4), B.reshape(250, 4)
+    arrays = [ThroughInterface(aligned(a)), ThroughInterface(aligned(a + 1))]
+    for number, array in enumerate([*arrays, *arrays]):
+        out = np.zeros_like(a)
+        module.run("mapped_add", (array, ThroughInterface(b)), out=ThroughInterface(out))
+        assert np.array_equal(out, array.array + b)
+        assert log().count(ENCODE) == min(number + 1, 2)
+    assert np.array_equal(module.run("mapped_add", (a, b)), a + b)
+
+
+def aligned(array):
+    """A copy at a multiple of 16 bytes."""
+    memory = np.zeros(array.nbytes + 16, np.uint8)
+    copy = memory[-memory.ctypes.data % 16 :][: array.nbytes].view(array.dtype).reshape(array.shape)
+    copy[...] = array
+    return copy
+
+
+def test_an_empty_tensor_has_a_map_of_zeros(log):
+    spec = mapped_module().artefact.entries["mapped_add"]
+    spec["launches"][0]["grid"] = [1, 1, 1]
+    module = runtime.Runtime().load(Artefact("sm_90a", {"smoke": Image(smoke_ptx("sm_90a"))}, {"mapped_add": spec}))
+    empty = np.zeros((0, 4), np.float32)
+    module.run("mapped_add", (empty, empty))
+    assert not any(line.startswith("encode") for line in log())
+    assert any(line.startswith("launch") for line in log())
+
+
+def test_what_tma_cannot_take_is_one_sentence():
+    a, b = A.reshape(250, 4), B.reshape(250, 4)
+    with pytest.raises(EmmyError, match="dimension 0 of 'a' has a stride of 1000 bytes; TMA needs a multiple of 16"):
+        mapped_module(strides=[1000, 16]).run("mapped_add", (a, b))
+    with pytest.raises(EmmyError, match="'a' is too large for TMA"):
+        mapped_module(sizes=[2**33, 1, 4]).run("mapped_add", (a, b))
+    with pytest.raises(EmmyError, match="cannot encode a tensor map of 'a': CUDA_ERROR_FAKE: a fake failure"):
+        mapped_module(box=[512, 1, 4]).run("mapped_add", (a, b))
+    shifted = ThroughInterface(aligned(np.zeros(1004, np.float32))[1:1001].reshape(250, 4))
+    with pytest.raises(EmmyError, match=r"argument 'a' is at address .* multiple of 16 bytes"):
+        mapped_module().run("mapped_add", (shifted, ThroughInterface(b)), out=ThroughInterface(b.copy()))
+
+
 def test_closing_unloads_and_the_module_can_be_used_again(module, log):
     module.run("vector_add", (A, B))
     module.close()
