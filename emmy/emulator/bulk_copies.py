@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from emmy.emulator.machine import Machine
 
 
-@dataclass
+@dataclass(eq=False)
 class Place:
     """Where in shared memory a copy reads or writes, and who issued it. rows: indices of 16-byte rows, in box order."""
 
@@ -33,7 +33,7 @@ class Place:
     line: int
 
 
-@dataclass
+@dataclass(eq=False)
 class Load:
     """One bulk load in flight. read: the bytes it brings, uint8. address: of its mbarrier."""
 
@@ -45,7 +45,7 @@ class Load:
     cells: Array
 
 
-@dataclass
+@dataclass(eq=False)
 class Store:
     """One bulk store. write: puts its bytes into global memory. values: what it read from shared memory, once it did."""
 
