@@ -1,7 +1,8 @@
-"""`place-roles`: one set of warps runs both halves."""
+"""`place-roles`: one set of warps runs both halves, or each half has warps of its own."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Literal
@@ -16,17 +17,25 @@ from emmy.dialects import mma
 from emmy.dialects.tile import KernelOp
 from emmy.passes.merge_halves import Merger
 from emmy.passes.protocol import fail
+from emmy.schedules import Schedule, register_split
+from emmy.targets import Target, get_target
 
 
 @dataclass(frozen=True)
 class PlaceRoles(ModulePass):
-    """Merge the producer and the consumer of every kernel into one role, `async_copy.role "main" warps N`.
+    """Give the producer and the consumer of every kernel to one role, or to two.
 
-    Accepts halves that `verify-pipelines` accepts. The producer's copies of a ring become a stream (a loop, or one ticket);
+    Accepts halves that `verify-pipelines` accepts. `unified`: both become `async_copy.role "main" warps N`. The producer's
+    copies of a ring become a stream (a loop, or one ticket);
     the consumer keeps its loops and carries each stream's next index and cursor through them. Guarantees: no producer and no
     consumer is left; a prologue as deep as the occupancy allows; in loops, what earlier releases freed is issued right after
     a wait (`sites = eager`: after each wait; `first`: after the first wait of a loop body, in one commit group); acquire and
     commit are predicated where the stream may have ended; `drain` follows the last use of a ring at each level.
+
+    `specialized`: the consumer becomes `role "consumer" warps N`, the producer `role "producer" warps P` after it, with the
+    schedule's `producer_warps`. Their ops stay as they are, but a release moves up to the last read of its slot. Where
+    `target` has `setmaxnreg` and both are whole warpgroups, the roles say how many registers their threads have: what the
+    schedule says, or `emmy.schedules.register_split`; more than the CTA has is an EmmyError.
 
     `mode` and `sites` come from the kernel's schedule (`roles`, `sites`) where they are not given. N is the product of the
     schedule's warp grid; without a schedule the consumer's attribute `warps`, else the largest grid of its `mma.warp` ops.
@@ -47,6 +56,7 @@ class PlaceRoles(ModulePass):
     name = "place-roles"
     mode: Literal["unified", "specialized"] | None = None
     sites: Literal["eager", "first"] | None = None
+    target: str = "sm_90a"
 
     def apply(self, ctx: Context, op: ModuleOp) -> None:
         for kernel in list(op.walk()):
@@ -60,27 +70,65 @@ class PlaceRoles(ModulePass):
             return
         if len(producers) > 1 or len(consumers) != 1:
             fail(kernel, "a kernel has one async_copy.consumer and at most one async_copy.producer")
-        schedule = kernel.schedule.data if kernel.schedule else None
-        mode = self.mode or (schedule.roles if schedule else "unified")
-        if mode != "unified":
-            fail(
-                kernel,
-                f"place-roles places kernels as unified only, not as '{mode}': set roles = unified in the schedule",
-            )
-        sites = self.sites or (schedule.sites if schedule else "eager")
+        schedule = kernel.schedule.data if kernel.schedule else Schedule()
+        mode = self.mode or schedule.roles
+        sites = self.sites or schedule.sites
         warps = _warps(kernel, consumers[0])
-        body = Block()
-        fills = producers[0].body.block if producers else Block()
-        Merger(kernel, sites).merge(fills, consumers[0].body.block, body)
-        _drop_unused(body)
-        role = ac.RoleOp("main", warps, Region(body))
-        role.location = consumers[0].location
+        if mode == "specialized" and producers:
+            roles = _specialize(kernel, producers[0], consumers[0], warps, get_target(self.target))
+        else:
+            roles = [_unify(kernel, producers, consumers[0], warps, sites)]
         halves: list[Operation] = [*producers, *consumers]
         anchor = max(halves, key=list(kernel.block.ops).index)
-        kernel.block.insert_op_before(role, anchor)
+        for role in roles:
+            kernel.block.insert_op_before(role, anchor)
         for half in halves:
             half.detach()
             half.erase()
+
+
+def _unify(
+    kernel: KernelOp, producers: Sequence[ac.ProducerOp], consumer: ac.ConsumerOp, warps: int, sites: str
+) -> ac.RoleOp:
+    """Both halves as one role."""
+    body = Block()
+    fills = producers[0].body.block if producers else Block()
+    Merger(kernel, sites).merge(fills, consumer.body.block, body)
+    _drop_unused(body)
+    role = ac.RoleOp("main", warps, Region(body))
+    role.location = consumer.location
+    return role
+
+
+def _specialize(
+    kernel: KernelOp, producer: ac.ProducerOp, consumer: ac.ConsumerOp, warps: int, target: Target
+) -> list[ac.RoleOp]:
+    """Each half as a role of its own; the consumer's warps come first, so that warpgroups belong to one role."""
+    schedule = kernel.schedule.data if kernel.schedule else Schedule(block=(16 * warps, 16, 16), warps=(warps, 1))
+    split = register_split(schedule, target)
+    if isinstance(split, str):
+        fail(kernel, split)
+    _release_early(consumer)
+    roles = [
+        ac.RoleOp("consumer", warps, consumer.detach_region(0), split.consumer if split else None),
+        ac.RoleOp("producer", schedule.producer_warps, producer.detach_region(0), split.producer if split else None),
+    ]
+    for role, half in zip(roles, (consumer, producer), strict=True):
+        role.location = half.location
+    return roles
+
+
+def _release_early(consumer: ac.ConsumerOp) -> None:
+    """Move each release up to where its slot has been read: the producer may refill it while products still run."""
+    for op in list(consumer.walk()):
+        if not isinstance(op, ac.ReleaseOp):
+            continue
+        block, before = op.parent_block(), op.prev_op
+        while before is not None and not any(op.slot in (*inner.operands, *inner.results) for inner in before.walk()):
+            before = before.prev_op
+        if block is not None and before is not None and before is not op.prev_op:
+            op.detach()
+            block.insert_op_after(op, before)
 
 
 def _drop_unused(body: Block) -> None:

@@ -41,11 +41,11 @@ def parse(name: str, stages: dict[str, int], depth: int = 96) -> ModuleOp:
     return parse_module(text, f"{name}.mlir", CONTEXT)
 
 
-def place(module: ModuleOp, sites: str) -> ModuleOp:
+def place(module: ModuleOp, sites: str, mode: str = "unified") -> ModuleOp:
     """A copy of the module after verify-pipelines and place-roles."""
     placed = module.clone()
     VerifyPipelines().apply(CONTEXT, placed)
-    PlaceRoles("unified", sites).apply(CONTEXT, placed)
+    PlaceRoles(mode, sites).apply(CONTEXT, placed)
     verify_module(placed)
     VerifyPipelines().apply(CONTEXT, placed)
     return placed
