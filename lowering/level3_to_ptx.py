@@ -8,7 +8,8 @@ control flow, and what needs a line each.
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TypeVar, cast
 
@@ -265,7 +266,8 @@ class KernelLowering(EventLowering):
             block = Block()
             if old.blocks:
                 self.builder.enter(block)
-                self.convert_block(old.block)
+                with self.alone(op):
+                    self.convert_block(old.block)
                 last = cast(scf.YieldOp, old.block.last_op)
                 ends = [register for value in last.operands for register in self.flat(value)]
                 self.builder.add_op(scf.YieldOp(*ends))
@@ -277,6 +279,17 @@ class KernelLowering(EventLowering):
         if op.results:
             models = cast(scf.YieldOp, op.true_region.block.last_op).operands
             self.bind(op.results, models, list(new.results))
+
+    @contextmanager
+    def alone(self, op: scf.IfOp) -> Generator[None]:
+        """What a branch computes stays in it if it runs rarely: a promotion between loop iterations, a redo."""
+        b, lane = self.builder, self.fragments.lane
+        floor, apart = b.floor, b.apart
+        if any(isinstance(inner, mma.PromoteOp | mma.LoadGlobalOp) for inner in op.walk()):
+            b.floor = b.apart = len(b.scopes) - 1
+            self.fragments.lane = cast(SSAValue, b.low_bits(b.pure("tid_x"), 31))
+        yield
+        b.floor, b.apart, self.fragments.lane = floor, apart, lane
 
     # ---- fragments ---------------------------------------------------------------------------------------------------
 

@@ -4,7 +4,8 @@ Three things that ptxas cannot do for us, or does only by luck, are done as the 
 
 * *hoisting*: a pure op goes to the end of the outermost open block in which all its operands are visible, so lane addresses
   end up before the loops that use them; but not to a block outside `floor`, so that a role computes what it alone needs;
-* *sharing*: the same op on the same operands is built once in a block;
+* *sharing*: the same op on the same operands is built once in a block; not with blocks outside `apart`, so that what runs
+  rarely keeps no registers of a loop before it;
 * *folding*: numbers known now are Python integers and cost nothing; divisions by constants are shifts or multiplications.
 
 A value of type index is a `Number`: an int, or an i32. All are taken as less than 2^31.
@@ -63,7 +64,7 @@ class Builder:
         self.scopes = [Scope(block)]
         self.depths: dict[Block, int] = {block: 0}
         self.location: LocationAttr = UnknownLoc()
-        self.floor = 0
+        self.floor = self.apart = 0
         self.multiples: dict[SSAValue, int] = {}
         self.sums: dict[SSAValue, tuple[SSAValue, int]] = {}
 
@@ -120,7 +121,7 @@ class Builder:
         depth = len(self.scopes) - 1 if here else max(self.floor, *map(self.depth, operands), 0)
         scope = self.scopes[depth]
         key = (name, *operands)
-        for outer in self.scopes[: depth + 1]:
+        for outer in self.scopes[self.apart : depth + 1]:
             found = outer.memo.get(key)
             if found is not None:
                 return found

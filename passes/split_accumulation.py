@@ -8,9 +8,9 @@ from itertools import pairwise
 from typing import Literal, cast
 
 from xdsl.context import Context
-from xdsl.dialects import arith
+from xdsl.dialects import arith, scf
 from xdsl.dialects.builtin import Float32Type, FloatAttr, IndexType, IntegerAttr, ModuleOp, f16
-from xdsl.ir import Block, Operation, SSAValue
+from xdsl.ir import Block, Operation, Region, SSAValue
 from xdsl.passes import ModulePass
 from xdsl.traits import MemoryEffectKind, get_effects
 
@@ -26,9 +26,8 @@ Place = tuple[int, int]
 SLICE_COLUMNS = 16
 """Columns of an accumulator slice: what one ldmatrix.x4 of operand b feeds in one k-step."""
 
-REGISTERS = 224
-"""Registers of accumulators, operands and partials together, up to which slices hold the operand a of all their k-steps:
-255 without those for addresses and counters."""
+REGISTERS = 232
+"""Registers up to which accumulators, operands and partial sums may go together: 255 without those for addresses and counters."""
 
 
 @dataclass(frozen=True)
@@ -40,15 +39,17 @@ class SplitAccumulation(ModulePass):
 
     Guarantees: of consecutive k-steps (a chain of `mma.mma`, each adding to the one before), at most `promote` contraction
     elements (by default the schedule's `promote`, else the policy's `max_k`) are summed in f16, from zero, before
-    `mma.promote` adds them into the f32 sum. A partial ends early, so more often and never less, where the chain ends: at the
-    end of a loop body, hence at the end of a slot. Loads never cross an op that moves or waits for data.
+    `mma.promote` adds them into the f32 sum. Where a loop body holds fewer than half of them and the registers suffice, the
+    partial sum is carried through the loop and promoted every so many iterations, and once behind the loop; else it ends
+    with the body: more often, never less. Loads cross no op that moves or waits for data.
 
     `order` is how products follow each other inside a partial, which decides what is in registers at once:
-    * `slices`: slice by slice of the accumulator (all rows x 16 columns, fewer rows if registers ask for it), all k-steps of
-      a slice, then its promotion. Live: operand a of all k-steps of a block of rows, one slice of partial sums.
+    * `slices`: slice by slice of the accumulator (16 columns of all rows, or of some), all k-steps of a slice, then its
+      promotion. Live: operand a of all k-steps for those rows, one slice of partial sums. Not for partials that are carried
+      or have events between their k-steps.
     * `steps`: k-step by k-step, all slices of one before the next. Live: partial sums of the whole fragment, operand a of
       one k-step.
-    By default slices, if they fit in the registers and the k-steps have no event between them.
+    By default the first that the registers suffice for of: slices of all rows, steps, slices of fewer rows.
 
     Before:                                                       After (slices of 16 columns; here two k-steps a partial):
         %a0 = mma.load %s["a"][%row, %c0]                             %a0 = mma.load %s["a"][%row, %c0]
@@ -146,9 +147,15 @@ class Grid:
 
 
 def live_registers(grid: Grid, steps: int) -> int:
-    """32-bit registers of f32 sums, operand a of `steps` k-steps of a slice, its partial sums, and b double-buffered."""
+    """32-bit registers by slices: f32 sums, operand a of `steps` k-steps, one slice of partial sums, b double-buffered."""
     rows, columns = grid.slice
     return grid.shape[0] * grid.shape[1] // 32 + (rows * 16 * steps + rows * columns + 2 * columns * 16) // 64
+
+
+def live_registers_by_steps(grid: Grid) -> int:
+    """The same by steps: f32 sums, all partial sums, a and b double-buffered."""
+    (rows, columns), (_, slice_columns) = grid.shape, grid.slice
+    return rows * columns // 32 + (rows * columns + 2 * (rows + slice_columns) * 16) // 64
 
 
 def bands(shape: Place, atom: str) -> list[Grid]:
@@ -173,14 +180,19 @@ class Splitter:
         depth, limit = a.get_shape()[1], policy.max_k.data
         if depth > limit:
             raise EmmyError(f"a product of {depth} elements is more than max_k = {limit}", location_of(chain[0]))
-        each = max(min(promote or limit, limit) // depth, 1)
+        wanted = min(promote or limit, limit)
+        each = max(wanted // depth, 1)
         self.groups = [segments(chain[start : start + each]) for start in range(0, len(chain), each)]
-        shape = cast(Place, self.type.get_shape())
+        grids = bands(cast(Place, self.type.get_shape()), self.type.atom.data)
         longest = max(len(part) for parts in self.groups for part in parts) * depth // 16
-        grids = bands(shape, self.type.atom.data)
         fitting = [grid for grid in grids if live_registers(grid, longest) <= REGISTERS]
+        steps_fit = live_registers_by_steps(grids[0]) <= REGISTERS
         whole = all(len(parts) == 1 for parts in self.groups)
-        self.by_slices = whole and (order == "slices" or (order is None and bool(fitting)))
+        rounds = wanted // (depth * len(chain))
+        self.rounds = rounds if rounds > 1 and order != "slices" and steps_fit and carrying_loop(chain) else 1
+        """Iterations of the loop around a chain after which its carried partial sums are promoted; 1: none are carried."""
+        by_default = bool(fitting) and (fitting[0] is grids[0] or not steps_fit)
+        self.by_slices = self.rounds == 1 and whole and order != "steps" and (order == "slices" or by_default)
         self.grid = (fitting or grids[-1:] if self.by_slices else grids)[0]
         self.sums: dict[Place, SSAValue] = {}
         self.partials: dict[Place, SSAValue] = {}
@@ -188,16 +200,54 @@ class Splitter:
 
     def run(self) -> None:
         """Replace the chain by partials, promotions and one join."""
-        for parts in self.groups:
-            for number, part in enumerate(parts):
-                self.segment(part, final=number == len(parts) - 1)
         last = self.chain[-1]
-        last.result.replace_all_uses_with(self.joined(emitter_before(last)))
+        if self.rounds > 1:
+            self.carry()
+        else:
+            for parts in self.groups:
+                for number, part in enumerate(parts):
+                    self.segment(part, final=number == len(parts) - 1)
+            last.result.replace_all_uses_with(self.joined(emitter_before(last), self.sums, self.type))
         loads = [op for product in self.chain for op in (product.a.owner, product.b.owner)]
         for op in (*reversed(self.chain), *dict.fromkeys(loads)):
             if isinstance(op, mma.MmaOp) or (isinstance(op, mma.LoadOp) and op.result.first_use is None):
                 op.detach()
                 op.erase()
+
+    def carry(self) -> None:
+        """The loop around the chain carries the partial sums and a count of iterations since they were promoted."""
+        loop = carrying_loop(self.chain)
+        assert loop is not None
+        block, end, before = loop.body.block, self.chain[-1], emitter_before(loop)
+        type_ = mma.FragmentType.get(self.grid.shape, f16, "c", self.type.atom.data)
+        none = before.value(mma.FillOp(FloatAttr(0.0, f16), type_))
+        zero, one, limit = (before.value(arith.ConstantOp(IntegerAttr(n, IndexType()))) for n in (0, 1, self.rounds))
+        carried = block.insert_arg(type_, len(block.args))
+        count = block.insert_arg(IndexType(), len(block.args))
+        carried.name_hint, count.name_hint = "partial", "count"
+        head = Emitter(block, end, block.first_op)
+        slice_type = mma.FragmentType.get(self.grid.slice, f16, "c", self.type.atom.data)
+        for place in self.grid.places:
+            self.partials[place] = head.value(mma.SliceOp(carried, place, slice_type))
+        for parts in self.groups:
+            for part in parts:
+                self.segment(part, final=False)
+        emit = emitter_before(end)
+        partial, total = self.joined(emit, self.partials, type_), self.chain[0].c
+        following = emit.value(arith.AddiOp(count, one))
+        full = emit.value(arith.CmpiOp(following, limit, "eq"))
+        due, early = Block(), Block()
+        emit.inside(due)(scf.YieldOp(emit.inside(due).value(mma.PromoteOp(partial, total)), none, zero))
+        emit.inside(early)(scf.YieldOp(total, partial, following))
+        types = [self.type, type_, IndexType()]
+        chosen = emit(scf.IfOp(full, types, Region(due), Region(early)))
+        end.result.replace_all_uses_with(chosen.results[0])
+        new = rebuilt(loop, [none, zero], chosen.results[1:])
+        sums = new.results[block.args.index(total) - 1]
+        after = Emitter(cast(Block, new.parent), end, new.next_op)
+        promoted = mma.PromoteOp(new.results[-2], sums)
+        after(promoted)
+        sums.replace_uses_with_if(promoted.result, lambda use: use.operation is not promoted)
 
     def segment(self, products: Sequence[mma.MmaOp], final: bool) -> None:
         """The k-steps of a partial that have no event between them, before the last of them. `final`: they end the partial."""
@@ -231,15 +281,40 @@ class Splitter:
             total = emit.value(mma.SliceOp(total, place, type_))
         self.sums[place] = emit.value(mma.PromoteOp(self.partials.pop(place), total))
 
-    def joined(self, emit: Emitter) -> SSAValue:
-        """The slices as the whole accumulator."""
+    def joined(self, emit: Emitter, parts: dict[Place, SSAValue], whole: mma.FragmentType) -> SSAValue:
+        """Slices as one fragment."""
         (rows, columns), (each, _) = self.grid.shape, self.grid.slice
         found: list[SSAValue] = []
         for row in range(0, rows, each):
-            slices = [self.sums[place] for place in self.grid.places if place[0] == row]
-            type_ = mma.FragmentType.get((each, columns), self.type.element_type, "c", self.type.atom.data)
+            slices = [parts[place] for place in self.grid.places if place[0] == row]
+            type_ = mma.FragmentType.get((each, columns), whole.element_type, "c", whole.atom.data)
             found.append(slices[0] if len(slices) == 1 else emit.value(mma.JoinOp(slices, 1, type_)))
-        return found[0] if len(found) == 1 else emit.value(mma.JoinOp(found, 0, self.type))
+        return found[0] if len(found) == 1 else emit.value(mma.JoinOp(found, 0, whole))
+
+
+def carrying_loop(chain: Sequence[mma.MmaOp]) -> scf.ForOp | None:
+    """The loop whose body holds a chain as all that is done with one of its iteration arguments, or None."""
+    loop, start, end = chain[0].parent_op(), chain[0].c, chain[-1].result
+    if not isinstance(loop, scf.ForOp) or start not in loop.body.block.args[1:] or len(list(start.uses)) != 1:
+        return None
+    last, number = loop.body.block.last_op, loop.body.block.args.index(start) - 1
+    ends = list(end.uses)
+    return loop if len(ends) == 1 and ends[0].operation is last and ends[0].index == number else None
+
+
+def rebuilt(loop: scf.ForOp, starts: Sequence[SSAValue], ends: Sequence[SSAValue]) -> scf.ForOp:
+    """The loop with further iteration arguments, whose block arguments are there already: their first values and the next."""
+    last = loop.body.block.last_op
+    assert isinstance(last, scf.YieldOp)
+    last.operands = [*last.operands, *ends]
+    new = scf.ForOp(loop.lb, loop.ub, loop.step, [*loop.iter_args, *starts], loop.detach_region(0))
+    emitter_before(loop)(new)
+    for old, result in zip(loop.results, new.results, strict=False):
+        result.name_hint = old.name_hint
+        old.replace_all_uses_with(result)
+    loop.detach()
+    loop.erase()
+    return new
 
 
 def emitter_before(op: Operation) -> Emitter:
