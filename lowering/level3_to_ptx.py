@@ -38,7 +38,7 @@ from emmy.lowering.ptx_copies import Copies
 from emmy.lowering.ptx_events import EVENTS, EventLowering, Role
 from emmy.lowering.ptx_fragments import Fragments, Registers, shape_of
 from emmy.passes.allocate_shared import SHARED_BYTES
-from emmy.schedules import Schedule
+from emmy.schedules import Schedule, entry_registers
 from emmy.targets import Target, get_target
 
 OpT = TypeVar("OpT", bound=Operation)
@@ -89,11 +89,6 @@ def roles_of(kernel: tile.KernelOp) -> list[async_copy.RoleOp]:
     if not roles:
         raise EmmyError(f"kernel @{kernel.sym_name.data} has no role; run place-roles", location_of(kernel))
     return roles
-
-
-def entry_registers(target: Target, threads: int) -> int:
-    """Registers that ptxas gives each thread at entry, one CTA a multiprocessor: it rounds down to a multiple of 8."""
-    return min(target.registers_per_sm // threads // 8 * 8, target.registers_per_thread // 8 * 8)
 
 
 def holds_only(op: scf.IfOp, kind: type[Operation]) -> bool:
@@ -179,11 +174,16 @@ class KernelLowering(EventLowering):
         b.floor = len(b.scopes) - 1
         if len(self.roles) > 1:
             b.comment(f"role {op.role.data}")
-        self.change_registers(op)
+            self.change_registers(op)
+            self.read_thread()
+            self.fragments.lane = self.lane
         with self.branch_on(active == warps or b.compare("lt", self.cta_warp(), first + active)):
             b.floor = len(b.scopes) - 1
             tid = cast(SSAValue, b.sub(self.tid, 32 * first))
             self.copies = Copies(b, self.shared, 32 * active, tid)
+            if any(isinstance(inner, async_copy.ElectOp) for inner in op.walk()):
+                # Now, so that a predicate lives through the loops and not the number.
+                self.in_first_warp = b.compare("eq", self.role_warp(), 0)
             self.convert_block(op.body.block)
         b.floor = floor
 
@@ -328,12 +328,6 @@ class KernelLowering(EventLowering):
         self.builder.comment("a fragment from global memory")
         self.values[op.result] = self.fragments.load_global(op, view, self.offsets(op.indices), transposed)
 
-    def load_global(self, op: mma.LoadGlobalOp) -> None:
-        """`ld.global`"""
-        view, transposed = self.views[op.view], op.transposed is not None
-        self.builder.comment("a fragment from global memory")
-        self.values[op.result] = self.fragments.load_global(op, view, self.offsets(op.indices), transposed)
-
     def fill(self, op: mma.FillOp) -> None:
         """Constants"""
         self.values[op.result] = self.fragments.fill(shape_of(op.result.type), op.value.value.data)
@@ -361,10 +355,6 @@ class KernelLowering(EventLowering):
     def reduce(self, op: mma.ReduceOp) -> None:
         """Shuffles"""
         self.values[op.result] = self.fragments.reduce(op, self.registers(op.arg))
-
-    def any_nonfinite(self, op: mma.AnyNonfiniteOp) -> None:
-        """A vote"""
-        self.values[op.result] = self.fragments.any_nonfinite(op, self.registers(op.arg))
 
     def any_nonfinite(self, op: mma.AnyNonfiniteOp) -> None:
         """A vote"""
@@ -447,13 +437,11 @@ _register(mma.LoadOp, KernelLowering.load)
 _register(mma.StoreOp, KernelLowering.store)
 _register(mma.StoreGlobalOp, KernelLowering.store_global)
 _register(mma.LoadGlobalOp, KernelLowering.load_global)
-_register(mma.LoadGlobalOp, KernelLowering.load_global)
 _register(mma.FillOp, KernelLowering.fill)
 _register(mma.MmaOp, KernelLowering.mma)
 _register(mma.PromoteOp, KernelLowering.promote)
 _register(mma.MapOp, KernelLowering.map)
 _register(mma.ReduceOp, KernelLowering.reduce)
-_register(mma.AnyNonfiniteOp, KernelLowering.any_nonfinite)
 _register(mma.AnyNonfiniteOp, KernelLowering.any_nonfinite)
 _register(mma.ConvertOp, KernelLowering.convert_fragment)
 _register(mma.CoordOp, KernelLowering.coord)

@@ -55,25 +55,37 @@ class EventLowering(LoweredValues):
         self.views: dict[SSAValue, View] = {}
         self.view_numbers: dict[SSAValue, int] = {}
         self.maps: dict[TensorMap, SSAValue] = {}
-        self.tid = builder.pure("tid_x")
-        self.tid.name_hint = "tid"
-        self.lane = cast(SSAValue, builder.low_bits(self.tid, 31))
-        self.lane.name_hint = "lane"
+        self.tid: SSAValue
+        self.lane: SSAValue
+        self.warp_number: SSAValue | None
+        self.read_thread()
         self.role: Role
         self.copies: Copies
+        self.in_first_warp: Condition = False
         self.elected: SSAValue | None = None
         self.elect_guard: Condition = True
 
     # ---- warps -------------------------------------------------------------------------------------------------------
 
+    def read_thread(self) -> None:
+        """Thread and lane, from here on by new registers.
+
+        Each role reads them again: ptxas would spill what lives across a change of the register count.
+        """
+        b = self.builder
+        self.tid = b.emit("tid_x", ()).results[0]
+        self.tid.name_hint = "tid"
+        self.lane = cast(SSAValue, b.low_bits(self.tid, 31))
+        self.lane.name_hint = "lane"
+        self.warp_number = None
+
     def cta_warp(self) -> SSAValue:
         """The warp's number in the CTA, made provably uniform by a shuffle."""
-        b, shuffle = self.builder, ("shfl_idx_b32", self.tid)
-        memo = b.scopes[0].memo
-        if shuffle not in memo:
+        b = self.builder
+        if self.warp_number is None:
             number = b.register(b.divide(self.tid, 32))
-            memo[shuffle] = b.emit("shfl_idx_b32", (number,), (0,), self.block).results[0]
-        return memo[shuffle]
+            self.warp_number = b.emit("shfl_idx_b32", (number,), (0,), b.scopes[b.floor].block).results[0]
+        return self.warp_number
 
     def role_warp(self) -> Number:
         """The warp's number in its role."""
@@ -249,8 +261,7 @@ class EventLowering(LoweredValues):
         """One lane of the role's first warp."""
         b = self.builder
         _check_bytes(op, self)
-        first = b.both(self.elect_guard, b.compare("eq", self.role_warp(), 0))
-        with self.one_lane(first) as self.elected:
+        with self.one_lane(b.both(self.elect_guard, self.in_first_warp)) as self.elected:
             self.convert_block(op.body.block)
         self.elected = None
 

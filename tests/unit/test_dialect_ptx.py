@@ -82,7 +82,7 @@ def test_the_assembler_takes_every_row(target: str):
 
 
 def test_the_emulator_knows_every_row():
-    assert "k" in Emulator(every_row("sm_89")).kernels
+    assert "k" in Emulator(every_row("sm_90a")).kernels
 
 
 def test_each_instruction_says_what_it_prints():
