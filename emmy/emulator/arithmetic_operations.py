@@ -18,6 +18,7 @@ from emmy.emulator.faults import Fault
 from emmy.emulator.machine import Machine
 
 Function = Callable[..., Array]
+_ROUNDINGS = ("rn", "rz", "rm", "rp")
 _FLOATS = ("f16", "bf16", "f16x2", "bf16x2", "f32", "f32x2", "f64")
 _WORDS = ("s32", "u32", "s64", "u64", "s16", "u16")
 _DOUBLE = {"s16": "s32", "u16": "u32", "s32": "s64", "u32": "u64"}
@@ -179,7 +180,7 @@ def _finisher(spelling: Spelling, type_: DataType) -> Function:
 
 
 def _float(spelling: Spelling, name: str, count: int) -> Operation:
-    mode = spelling.take("rn", "rz", "rm", "rp") or "rn"
+    mode = spelling.require(*_ROUNDINGS) if name == "fma" else spelling.take(*_ROUNDINGS) or "rn"
     nan = spelling.take("NaN") if name in ("min", "max") else ""
     spelling.skip("approx", "full", "noftz")
     ftz = "ftz" in spelling.rest
@@ -192,6 +193,9 @@ def _float(spelling: Spelling, name: str, count: int) -> Operation:
         mixed = spelling.type("f16", "bf16")
         if type_.name != "f32" or name not in ("add", "sub", "fma"):
             spelling.fail(f".f32.{mixed.name} is not defined for {name}")
+        spelling.available((8, 6), 100, what=f"{name}.f32.{mixed.name}")
+        if ftz:
+            spelling.fail(".ftz is not defined for mixed precision")
         sources = [mixed] * (count - 1) + [type_]
     if nan and type_.name == "f64":
         spelling.fail(".NaN is not defined for .f64")

@@ -10,7 +10,7 @@ from emmy.emulator.barriers import MBarrier, Waiting
 from emmy.emulator.datatypes import TYPES, Array
 from emmy.emulator.decode import Execute, Operation, Spelling, instruction
 from emmy.emulator.machine import Machine
-from emmy.emulator.syntax import Label, Operand, Sink
+from emmy.emulator.syntax import Address, Label, Operand, Sink
 
 U32, B64, PRED = TYPES["u32"], TYPES["b64"], TYPES["pred"]
 
@@ -121,10 +121,20 @@ def decode_barrier(spelling: Spelling) -> Operation:
 _SHARED = ("shared", "shared::cta")
 
 
-def _ordering(spelling: Spelling) -> None:
-    spelling.skip("release", "acquire", "relaxed", "cta", "cluster")
-    spelling.require(*_SHARED)
-    spelling.skip("b64")
+def _ordering(spelling: Spelling, semantics: str = "", cluster: bool = False) -> None:
+    """[.semantics][.scope].shared[::cta].b64; `cluster`: .shared::cluster too, for an address of the own CTA.
+
+    .relaxed where the default orders memory is refused: nothing that the program then reads would be ordered.
+    """
+    version = (7, 0)
+    if semantics and spelling.take(semantics):
+        spelling.require("cta", "cluster")
+        version = (8, 0)
+    spaces = (*_SHARED, "shared::cluster") if cluster else _SHARED
+    if "::" in spelling.require(*spaces):
+        version = max(version, (7, 8))
+    spelling.require("b64")
+    spelling.available(version, 80)
 
 
 # Acts on one lane's mbarrier: (address, object, warp, lane) -> the lane's result.
@@ -179,10 +189,12 @@ def decode_mbarrier_init(spelling: Spelling) -> Operation:
 def decode_mbarrier_arrive(spelling: Spelling) -> Operation:
     """state = arrive [a] {, count}; with .expect_tx the second operand is a number of bytes. The state is the phase."""
     expects = spelling.prefix.endswith("expect_tx")
-    _ordering(spelling)
     operands = spelling.operands
-    has_state = bool(operands) and not hasattr(operands[0], "offset")
+    has_state = bool(operands) and not isinstance(operands[0], Address)
     target = operands[0] if has_state else Sink()
+    _ordering(spelling, "release", cluster=isinstance(target, Sink))
+    if expects or isinstance(target, Sink):
+        spelling.available((8, 0), 90)
     rest = operands[1:] if has_state else operands
     spelling.finish(len(operands) if len(rest) in ((2,) if expects else (1, 2)) else -1)
     spelling.check(target, B64)
@@ -223,10 +235,12 @@ def decode_mbarrier_arrive(spelling: Spelling) -> Operation:
     return Operation(spelling.prefix, bind, destinations=1 if has_state else 0)
 
 
-@instruction("mbarrier.expect_tx")
+@instruction("mbarrier.expect_tx", "mbarrier.complete_tx")
 def decode_mbarrier_expect(spelling: Spelling) -> Operation:
-    """expect_tx [a], bytes"""
-    _ordering(spelling)
+    """expect_tx [a], bytes waits for more of them, complete_tx [a], bytes does as if they had arrived."""
+    expects = spelling.prefix == "mbarrier.expect_tx"
+    spelling.available((8, 0), 90)
+    _ordering(spelling, "relaxed", cluster=True)
     spelling.finish(2)
     address = spelling.address(spelling.operands[0], "shared")
     spelling.check(spelling.operands[1], U32)
@@ -236,8 +250,8 @@ def decode_mbarrier_expect(spelling: Spelling) -> Operation:
         amounts = machine.source(spelling.operands[1], U32)
 
         def expect(at: int, barrier: MBarrier, warp: int, lane: int) -> int:
-            machine.mbarriers.expect(at, barrier, int(amounts[warp, lane]))
-            machine.mbarriers.complete(at, barrier)
+            change = machine.mbarriers.expect if expects else machine.mbarriers.complete_tx
+            change(at, barrier, int(amounts[warp, lane]))
             return 0
 
         def execute(low: int, high: int, mask: Array | None) -> None:
@@ -245,7 +259,7 @@ def decode_mbarrier_expect(spelling: Spelling) -> Operation:
 
         return execute
 
-    return Operation("mbarrier.expect_tx", bind, destinations=0)
+    return Operation(spelling.prefix, bind, destinations=0)
 
 
 @instruction("mbarrier.test_wait", "mbarrier.try_wait")
@@ -253,8 +267,13 @@ def decode_mbarrier_wait(spelling: Spelling) -> Operation:
     """p = has the phase (of a state, or of a parity) completed? A warp that would get `false` is suspended until the
     mbarrier completes a phase; it gets its `false` only when nothing else can run."""
     parity = bool(spelling.take("parity"))
-    _ordering(spelling)
-    spelling.finish(3, 4) if spelling.prefix.endswith("try_wait") else spelling.finish(3)
+    tries = spelling.prefix.endswith("try_wait")
+    _ordering(spelling, "acquire")
+    if tries:
+        spelling.available((7, 8), 90)
+    elif parity:
+        spelling.available((7, 1), 80, what="mbarrier.test_wait.parity")
+    spelling.finish(*((3, 4) if tries else (3,)))
     target, where, phase, *hint = spelling.operands
     spelling.check(target, PRED)
     spelling.check(phase, U32 if parity else B64)
@@ -268,10 +287,7 @@ def decode_mbarrier_wait(spelling: Spelling) -> Operation:
     return Operation(spelling.prefix, bind, control=True)
 
 
-def _wait(machine: Machine, address: Operand, target: Operand, phase: Operand, parity: bool) -> Execute:
-    from emmy.emulator.syntax import Address
-
-    assert isinstance(address, Address)
+def _wait(machine: Machine, address: Address, target: Operand, phase: Operand, parity: bool) -> Execute:
     addresses = machine.address(address)
     wanted = machine.source(phase, U32 if parity else B64)
     write = machine.writer(target, PRED)

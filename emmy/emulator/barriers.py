@@ -174,6 +174,7 @@ class MBarriers:
     def expect(self, address: int, barrier: MBarrier, tx: int) -> None:
         """expect_tx: the current phase waits for `tx` more bytes."""
         self._count_bytes(address, barrier, tx)
+        self.complete(address, barrier)
 
     def complete_tx(self, address: int, barrier: MBarrier, tx: int) -> None:
         """`tx` bytes have arrived; before they are expected the count is negative."""

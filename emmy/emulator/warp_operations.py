@@ -151,6 +151,7 @@ def decode_redux(spelling: Spelling) -> Operation:
 @instruction("elect.sync")
 def decode_elect(spelling: Spelling) -> Operation:
     """d|p: p is true in one lane, here always the lowest live one; d is its number."""
+    spelling.available((8, 0), 90)
     spelling.finish(2)
     target, members = spelling.operands
     if not isinstance(target, Pair):

@@ -19,7 +19,7 @@ RNG = np.random.default_rng(1)
 def text(body: str, parameters: str = ".param .u64 out", registers: str = "") -> str:
     return f"""
 .version 8.6
-.target sm_90
+.target sm_100
 .address_size 64
 .visible .entry k({parameters})
 {{
@@ -361,10 +361,44 @@ def test_packing_moves():
     np.testing.assert_array_equal(apply(upper, np.uint32, a.astype(np.uint64) << np.uint64(32)), a)
 
 
-def test_mixed_precision_addition():
-    a, c = floats(np.float16), floats(np.float32)
+@pytest.mark.parametrize(("type_", "dtype"), [("f16", np.float16), ("bf16", BF16)])
+def test_mixed_precision(type_, dtype):
+    """PTX ISA 8.6: a is widened, c is f32, one rounding."""
+    a, b, c = floats(dtype), floats(dtype), floats(np.float32)
+    wide = a.astype(np.float32)
     with np.errstate(all="ignore"):
-        np.testing.assert_array_equal(apply("add.f32.f16 %d, %a, %b;", np.float32, a, c), a.astype(np.float32) + c)
+        np.testing.assert_array_equal(apply(f"add.f32.{type_} %d, %a, %b;", np.float32, a, c), wide + c)
+        np.testing.assert_array_equal(apply(f"sub.f32.{type_} %d, %a, %b;", np.float32, a, c), wide - c)
+    finite = np.isfinite(wide) & np.isfinite(c) & np.isfinite(b.astype(np.float32))
+    a, b, c, wide = a[finite], b[finite], c[finite], wide[finite]
+    result = apply(f"fma.rn.f32.{type_} %d, %a, %b, %c;", np.float32, a, b, c)
+    cases = zip(wide.tolist(), b.astype(float).tolist(), c.tolist(), strict=True)
+    np.testing.assert_array_equal(result, [exact_fma(x, y, z, np.dtype(np.float32)) for x, y, z in cases])
+    toward_zero = apply(f"add.rz.f32.{type_} %d, %a, %b;", np.float32, a, c)
+    for x, z, got in zip(wide.tolist(), c.tolist(), toward_zero, strict=True):
+        exact = Fraction(x) + Fraction(z)
+        assert abs(Fraction(float(got))) <= abs(exact)
+        away = np.nextafter(got, np.float32(np.inf if exact > 0 else -np.inf))
+        assert exact == Fraction(float(got)) or abs(Fraction(float(away))) > abs(exact)
+    saturated = apply(f"add.sat.f32.{type_} %d, %a, %b;", np.float32, a, c)
+    np.testing.assert_array_equal(saturated, np.clip(wide + c, 0, 1))
+
+
+def test_what_mixed_precision_refuses():
+    registers = ".reg .b16 %h; .reg .f32 %f;"
+    good = text("add.f32.f16 %f, %h, %f;", registers=registers)
+    Emulator(good)
+    for change, words in (
+        (("sm_100", "sm_90"), "needs .version 8.6 and .target sm_100"),
+        ((".version 8.6", ".version 8.5"), "needs .version 8.6"),
+        (("add.f32", "add.ftz.f32"), "ftz"),
+        (("%f, %h, %f;", "%f, %f, %h;"), "has 32 bits, the instruction uses 16"),
+        (("add.f32", "mul.f32"), "not defined for mul"),
+        (("add.f32.f16 %f, %h, %f;", "fma.f32.f16 %f, %h, %h, %f;"), "rn, .rz"),
+    ):
+        assert change[0] in good
+        with pytest.raises(EmulatorError, match=words):
+            Emulator(good.replace(*change))
 
 
 def test_special_registers_and_launch_shape():

@@ -190,3 +190,359 @@ def fails(body: str, words: str, **arguments) -> str:
     with pytest.raises(EmulatorError, match=words) as caught:
         launch(body, **arguments)
     return str(caught.value)
+
+
+# What is refused before anything runs
+
+RULES = {
+    "1 to 5 dimensions": {"sizes": [1] * 6, "strides": [16] * 5, "box": [1] * 6},
+    "has 1 strides and a box of 2 sizes": {"strides": []},
+    "elements of 1, 2, 4 or 8 bytes": {"element_bytes": 3},
+    "sizes from 1 to 2": {"sizes": [0, 64]},
+    "multiples of 16 bytes and less than": {"strides": [120]},
+    "box of 1 to 256 elements": {"box": [257, 64]},
+    "multiple of 16 bytes, not 24": {"box": [8, 12], "swizzle": 0},
+    "swizzle of 0, 32, 64 or 128": {"swizzle": 16},
+    "at most that wide": {"swizzle": 64},
+    "not modelled": {"box": [8, 32]},
+    "begins at a multiple of 16 bytes": {"array": Pointer(np.zeros((17, 64), np.uint16), 8)},
+    "lies within its buffer": {"sizes": [17, 64]},
+}
+
+
+@pytest.mark.parametrize("words", RULES)
+def test_tensor_map_rules(words):
+    good = {
+        "array": np.zeros((16, 64), np.uint16),
+        "element_bytes": 2,
+        "sizes": [16, 64],
+        "strides": [128],
+        "box": [8, 64],
+        "swizzle": 128,
+    }
+    TensorMap(**good)
+    with pytest.raises(EmulatorError, match=words):
+        TensorMap(**{**good, **RULES[words]})
+
+
+MISSPELT = {
+    "needs .version 8.6": ("shared::cluster", "shared::cta"),
+    "`.multicast::cluster` is not known": ("complete_tx::bytes", "complete_tx::bytes.multicast::cluster"),
+    "`.im2col` is not known": (".global.mbarrier", ".global.im2col.mbarrier"),
+    "must be generic": ("[%from", "[source"),
+    "2 coordinates are expected, 1 given": ("{%c0, %c1}], [%bar]", "{%c0}], [%bar]"),
+    "a tensor address": (", {%c0, %c1}], [%bar]", "], [%bar]"),
+    "stand in braces": ("{%c0, %c1}], [%bar]", "%c0], [%bar]"),
+    "3 operands, expected 4": ("complete_tx::bytes", "complete_tx::bytes.L2::cache_hint"),
+    "one of .1d": ("tensor.2d.shared", "tensor.6d.shared"),
+    ".bulk_group is missing": (".bulk_group", ""),
+    "needs .version 8.0": (".version 8.0", ".version 7.8"),
+    "must come before the first kernel": (".target sm_90a", ""),
+}
+
+
+@pytest.mark.parametrize("words", MISSPELT)
+def test_misspelt_copies(words):
+    good = text(LOAD + STORE)
+    Emulator(good)
+    old, new = MISSPELT[words]
+    assert old in good
+    with pytest.raises(EmulatorError, match=words):
+        Emulator(good.replace(old, new))
+
+
+def test_parameters_that_cannot_hold_a_map():
+    maps, tail = [simple(), simple(np.zeros((16, 64), np.uint16))], [np.zeros(16384, np.uint8), 0, 0, 0]
+    for old, new in ((".align 64 .b8 sink[128]", ".b8 sink[128]"), ("sink[128]", "sink[64]")):
+        broken = Emulator(text(INIT).replace(old, new))
+        with pytest.raises(EmulatorError, match=r"declare it as .param .align 64 .b8 sink\[128\]"):
+            broken.launch("k", (1, 1, 1), (64, 1, 1), [*maps, *tail])
+    with pytest.raises(EmulatorError, match="pass a TensorMap"):
+        Emulator(text(INIT)).launch("k", (1, 1, 1), (64, 1, 1), [maps[0], tail[0], *tail])
+
+
+def test_addresses_of_maps_and_boxes():
+    fails(LOAD.replace("@%first {load}", "mov.u64 %from, source; @%first {load}"), "becomes generic by cvta.param")
+    fails(LOAD.replace("@%first {load}", "add.s64 %from, %from, 64; @%first {load}"), "no tensor map is at")
+    fails("mov.u64 %from, sink; prefetch.tensormap [%from];", "no tensor map is at")
+    launch("prefetch.tensormap [%from]; prefetch.param.tensormap [sink];", simple(), simple(), [0, 0])
+
+    def shifted(bytes_: int) -> str:
+        return f"add.u32 %smem, %smem, {bytes_}; {LOAD}"
+
+    fails(shifted(64), "no multiple of 1024", source=simple(), bytes_=0)
+    fails(shifted(128), "no multiple of 1024")
+    fails(
+        shifted(128),
+        "no multiple of 256",
+        source=TensorMap(np.zeros((4, 16), np.uint16), 2, [4, 16], [32], [4, 16], 32),
+    )
+    fails(shifted(64), "no multiple of 128", source=simple_unswizzled())
+    launch(shifted(128), simple_unswizzled(), simple(), [0, 0])
+    fails(shifted(16384), "out of bounds: the CTA has 16448 bytes")
+    fails(shifted(-1024), "out of bounds")
+    fails(
+        LOAD,
+        "a tensor map of 1 dimensions in a copy of 2",
+        source=TensorMap(np.zeros(64, np.uint16), 2, [64], [], [64], 128),
+    )
+    fails(
+        LOAD,
+        "uninitialised: bytes of the box",
+        source=TensorMap(Uninitialised(np.zeros((8, 64), np.uint16)), 2, [8, 64], [128], [8, 64]),
+    )
+
+
+def simple_unswizzled() -> TensorMap:
+    return simple(swizzle=0)
+
+
+# mbarriers that count bytes
+
+BYTES = 8 * 64 * 2
+
+
+@pytest.mark.parametrize(("landing", "order"), MODES)
+def test_bytes_may_come_before_they_are_expected(landing, order):
+    """The load is issued first, the tx-count goes below zero; and expect_tx can stand apart from the arrival."""
+    mode = {"landing": landing, "order": order, "seed": 1}
+    out = np.zeros(16384, np.uint8)
+    launch(INIT + "@%first {load}\n{expect}\n{wait}\n" + DUMP, simple(), simple(), [3, 0], out, **mode)
+    wanted = np.arange(3 * 64, 11 * 64, dtype=np.uint16).reshape(8, 64)
+    np.testing.assert_array_equal(out[:BYTES], swizzled(wanted.view(np.uint8), 128))
+    apart = """
+    @%first mbarrier.expect_tx.relaxed.cta.shared::cta.b64 [%bar], 512;
+    @%first {load}
+    @%first mbarrier.expect_tx.shared::cta.b64 [%bar], 512;
+    @%first mbarrier.arrive.release.cta.shared::cta.b64 _, [%bar];
+    {wait}
+    """
+    launch(INIT + apart + DUMP, simple(), simple(), [3, 0], out, **mode)
+    split = """
+    @%first mbarrier.arrive.shared::cluster.b64 _, [%bar];
+    @%first mbarrier.expect_tx.shared::cta.b64 [%bar], 64;
+    @%first mbarrier.complete_tx.shared::cta.b64 [%bar], 64;
+    {wait}
+    """
+    launch(
+        INIT.replace("[%bar], 1;", "[%bar], 2;") + split.replace("{wait}", "{expect} @%first {load} {wait}") + DUMP,
+        simple(),
+        simple(),
+        [3, 0],
+        out,
+        **mode,
+    )
+
+
+TX_FAULTS = {
+    "no expect_tx": (
+        LOAD.replace("{expect}", "@%first mbarrier.arrive.shared::cta.b64 _, [%bar];"),
+        "poison|race|deadlock",
+    ),
+    "too many bytes expected": (
+        LOAD.replace("{expect}", "add.u32 %bytes, %bytes, 16; {expect}"),
+        "16 bytes outstanding",
+    ),
+    "too few bytes expected": (
+        LOAD.replace("{expect}", "add.u32 %bytes, %bytes, -16; {expect}"),
+        "-16 bytes outstanding",
+    ),
+    "half the bytes expected": (
+        LOAD.replace(
+            "{load}", "{load} @%first add.u32 %smem, %smem, 1024; @%first {load} @%first add.u32 %smem, %smem, -1024;"
+        ),
+        "poison|race|deadlock|no warp waited|in flight",
+    ),
+    "no wait": (LOAD.replace("{wait}", "bar.sync 0;"), "poison|race"),
+    "the wait of one warp": (
+        LOAD.replace("{wait}", "setp.ne.u32 %p3, %w, 0; @%p3 bra ON; {wait} ON:"),
+        "poison|race|uninit",
+    ),
+    "wrong parity": (
+        LOAD.replace("{wait}", "W: mbarrier.try_wait.parity.shared::cta.b64 %p0, [%bar], 1; @!%p0 bra W;"),
+        "poison|race|uninit|deadlock",
+    ),
+    "initialisation without a fence": (
+        LOAD.replace("@%first fence.mbarrier_init.release.cluster;", ""),
+        "proxy: neither",
+    ),
+    "initialisation without a barrier": (LOAD.replace("bar.sync 0;", ""), "race|no mbarrier"),
+    "issued by every lane": (LOAD.replace("@%first {load}", "{load}"), "race: overwrites"),
+    "nobody waits": ("\n".join(LOAD.splitlines()[:-1]), "the CTA ends"),
+    "an mbarrier inside the box": (
+        LOAD.replace("[%bar]", "[%smem+64]").replace("{load}", "{load}"),
+        "no mbarrier|belongs to an mbarrier",
+    ),
+    "more bytes than an mbarrier counts": (
+        LOAD.replace("{expect}", "mov.u32 %bytes, 1048576; {expect}"),
+        "1048575 is the most",
+    ),
+}
+
+
+@pytest.mark.parametrize(("landing", "order"), MODES)
+@pytest.mark.parametrize("fault", TX_FAULTS)
+def test_tx_faults(fault, landing, order):
+    body, words = TX_FAULTS[fault]
+    dump = "" if fault == "nobody waits" else DUMP.replace("%bytes", "1024")
+    message = fails(body + dump, words, landing=landing, order=order, seed=3)
+    assert "PTX line" in message or "deadlock" in message
+
+
+# Stores, bulk groups and the async proxy
+
+FILL = "shl.b32 %r0, %t, 4; add.u32 %r1, %r0, %smem; st.shared.v4.u32 [%r1], {%t, %t, %t, %t};\n"
+FENCE, BARRIER = "fence.proxy.async.shared::cta;\n", "bar.sync 0;\n"
+ISSUE = "@%first {store}\n@%first {commit}\n"
+READ, DONE = "@%first cp.async.bulk.wait_group.read 0;\n", "@%first cp.async.bulk.wait_group 0;\n"
+REUSE = "st.shared.u32 [%r1], 7;\n"
+
+
+def filled() -> np.ndarray:
+    rows = np.repeat(np.arange(64, dtype=np.uint32), 4).view(np.uint8)
+    return swizzled(rows, 128).view(np.uint16).reshape(8, 64)  # the swizzle is its own inverse
+
+
+@pytest.mark.parametrize(("landing", "order"), MODES)
+def test_a_store_takes_a_fence_a_barrier_and_a_wait(landing, order):
+    mode = {"landing": landing, "order": order, "seed": 1}
+    for end in (READ, DONE, READ + BARRIER + REUSE, READ + BARRIER + REUSE + DONE):
+        target = np.zeros((16, 64), np.uint16)
+        launch(FILL + FENCE + BARRIER + ISSUE + end, simple(), simple(target), [9, 0], **mode)
+        np.testing.assert_array_equal(target[9:], filled()[:7])
+        assert not target[:9].any()
+
+
+STORE_FAULTS = {
+    "no fence": (FILL + BARRIER + ISSUE + DONE, "proxy: the bulk copy reads .* no fence.proxy.async"),
+    "fence before the write": (FENCE + FILL + BARRIER + ISSUE + DONE, "proxy: the bulk copy reads"),
+    "fence of the issuing lane only": (
+        FILL + BARRIER + "@%first fence.proxy.async;\n" + ISSUE + DONE,
+        "proxy: the bulk",
+    ),
+    "fence of global memory": (FILL + "fence.proxy.async.global;\n" + BARRIER + ISSUE + DONE, "proxy: the bulk copy"),
+    "fence of one warp": (
+        FILL + "setp.eq.u32 %p1, %w, 0; @%p1 fence.proxy.async;\n" + BARRIER + ISSUE + DONE,
+        "proxy: .* written by warp 1",
+    ),
+    "second write without a second fence": (
+        FILL + FENCE + BARRIER + ISSUE + READ + BARRIER + FILL + BARRIER + ISSUE + DONE,
+        "proxy: the bulk copy reads",
+    ),
+    "no barrier": (FILL + FENCE + ISSUE + DONE, "race: reads .* written by warp|uninit"),
+    "uninitialised": (ISSUE + DONE, "uninit"),
+    "no commit": (FILL + FENCE + BARRIER + "@%first {store}\n" + DONE, "the CTA ends without"),
+    "no wait": (FILL + FENCE + BARRIER + ISSUE, "the CTA ends without cp.async.bulk.wait_group"),
+    "waits for too few": (
+        FILL + FENCE + BARRIER + ISSUE + DONE.replace("0;", "1;"),
+        "the CTA ends without",
+    ),
+    "reuse without a wait": (FILL + FENCE + BARRIER + ISSUE + REUSE + DONE, "race: "),
+    "reuse with a barrier and no wait": (FILL + FENCE + BARRIER + ISSUE + BARRIER + REUSE + DONE, "race: overwrites"),
+    "the wait is that of one lane": (
+        FILL + FENCE + BARRIER + ISSUE + READ + REUSE + DONE,
+        "race: ",
+    ),
+    "barrier before the wait": (FILL + FENCE + BARRIER + ISSUE + BARRIER + READ + REUSE + DONE, "race: overwrites"),
+    "refill by TMA before the wait": (
+        INIT + FILL + FENCE + BARRIER + ISSUE + "{expect}\n@%first {load}\n{wait}\n" + DONE,
+        "race: overwrites .* bulk store",
+    ),
+    "TMA over generic writes without a fence": (INIT + FILL + BARRIER + "{expect}\n@%first {load}\n{wait}\n", "proxy:"),
+}
+
+
+@pytest.mark.parametrize(("landing", "order"), MODES)
+@pytest.mark.parametrize("fault", STORE_FAULTS)
+def test_store_faults(fault, landing, order):
+    body, words = STORE_FAULTS[fault]
+    assert "PTX line" in fails(body, words, landing=landing, order=order, seed=2)
+
+
+@pytest.mark.parametrize(("landing", "order"), MODES)
+def test_bulk_groups_are_counted_by_thread(landing, order):
+    """Two staging buffers in turn: wait_group.read 1 frees the older one and not the younger."""
+    second = "add.u32 %smem, %smem, 1024; add.u32 %c1, %c1, 8;\n"
+    begin = FILL + FENCE + BARRIER + ISSUE + "mov.u32 %r9, %r1;\n" + second + FILL + FENCE + BARRIER + ISSUE
+    one_left = READ.replace("0;", "1;") + BARRIER
+    older, younger = "st.shared.u32 [%r9], 7;\n", REUSE
+    mode = {"landing": landing, "order": order, "seed": 5}
+    target = np.zeros((16, 64), np.uint16)
+    launch(begin + one_left + older + READ + BARRIER + younger, simple(), simple(target), [0, 0], **mode)
+    np.testing.assert_array_equal(target, np.concatenate([filled(), filled()]))
+    fails(begin + one_left + younger + READ, "race: overwrites .* bulk store", **mode)
+
+
+@pytest.mark.parametrize("landing", ["late", "early"])
+def test_when_copies_read_and_write(landing):
+    """A load reads global memory when it lands; a store of which only the reads were waited for may write later."""
+
+    def run(body: str) -> np.ndarray:
+        """source, sink and out are one array: element 64 is (1, 0), element 1023 the last."""
+        array = np.ones((16, 64), np.uint16)
+        both = simple(array)
+        arguments = [both, both, array, both.box_bytes, 0, 0]
+        Emulator(text(body)).launch("k", (1, 1, 1), (64, 1, 1), arguments, landing=landing)
+        return array
+
+    change = "@%first st.global.u16 [%out], 9;\n"
+    look = "ld.shared.u16 %r5, [%smem]; @%first st.global.u16 [%out+2046], %r5;\n"
+    loaded = run(INIT + "{expect}\n@%first {load}\n" + change + "{wait}\n" + look)
+    assert loaded[15, 63] == (9 if landing == "late" else 1)
+    look = "@%first ld.global.u16 %r5, [%out+128]; @%first st.global.u16 [%out+2046], %r5;\n"
+    stored = run(FILL + FENCE + BARRIER + ISSUE + READ + look)
+    assert stored[1, 0] == filled()[1, 0] != 1
+    assert stored[15, 63] == (1 if landing == "late" else stored[1, 0])
+    assert run(FILL + FENCE + BARRIER + ISSUE + DONE + look)[15, 63] == stored[1, 0]
+
+
+# Plain bulk copies
+
+PLAIN = """
+@%first mbarrier.arrive.expect_tx.shared::cta.b64 _, [%bar], 1024;
+@%first cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%smem+16], [%out], 1024, [%bar];
+{wait}
+@%first cp.async.bulk.global.shared::cta.bulk_group [%out+1040], [%smem+16], 1008;
+@%first {commit}
+@%first cp.async.bulk.wait_group 0;
+"""
+
+
+@pytest.mark.parametrize("landing", LANDINGS)
+def test_plain_bulk_copies(landing):
+    buffer = np.arange(2048, dtype=np.uint16).view(np.uint8).reshape(-1)[:2048].copy()
+    before = buffer.copy()
+    arguments = [simple(), simple(), buffer, 0, 0, 0]
+
+    def run(body: str):
+        Emulator(text(INIT + body)).launch("k", (1, 1, 1), (64, 1, 1), arguments, landing=landing)
+
+    run(PLAIN)
+    np.testing.assert_array_equal(buffer[1040:], before[:1008])
+    np.testing.assert_array_equal(buffer[:1040], before[:1040])
+    for old, new, words in (
+        ("1024, [%bar]", "1020, [%bar]", "misaligned"),
+        ("[%smem+16], [%out]", "[%smem+8], [%out]", "misaligned"),
+        ("[%out], 1024", "[%out+8], 1024", "misaligned"),
+        ("[%out], 1024", "[%out+1040], 1024", "out of bounds"),
+        ("[%smem+16], 1008", "[%smem+16], 1024", "out of bounds"),
+        ("{wait}", "", "race|poison|uninit"),
+    ):
+        assert old in PLAIN
+        with pytest.raises(EmulatorError, match=words):
+            run(PLAIN.replace(old, new))
+
+
+# The texts themselves
+
+
+@pytest.mark.skipif(find_tool("ptxas") is None, reason="needs ptxas")
+@pytest.mark.parametrize("target", TARGETS)
+def test_the_texts_assemble(target):
+    texts = [text(LOAD + DUMP + STORE, target, rank) for rank in range(1, 6)]
+    texts += [text(INIT + PLAIN.replace("shared::cluster", TARGETS[target][1]), target)]
+    texts += [text(FILL + FENCE + BARRIER + ISSUE + READ + BARRIER + REUSE + DONE, target)]
+    texts += [text("prefetch.tensormap [%from]; prefetch.param.tensormap [sink];", target)]
+    for ptx in texts:
+        Emulator(ptx)
+        assemble(ptx, target)
