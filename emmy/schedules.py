@@ -15,6 +15,7 @@ ROLES = ("unified", "specialized")
 EPILOGUES = ("shared", "direct")
 SITES = ("eager", "first")
 PROMOTIONS = ("auto", "convert", "identity")
+PARTIALS = ("auto", "slices", "steps")
 
 CHOICES: dict[str, tuple[str, ...]] = {
     "transport": TRANSPORTS,
@@ -22,6 +23,7 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "epilogue": EPILOGUES,
     "sites": SITES,
     "promotion": PROMOTIONS,
+    "partials": PARTIALS,
 }
 """Fields that hold one word, and the words."""
 
@@ -55,6 +57,7 @@ class Schedule:
     prefetch: 1 to load the first fragments of the next slot before the last product of this one.
     promote: contraction elements per f16 partial; 0 takes the policy's max_k.
     promotion: how a partial goes into the f32 sum: `convert` and add, or a product with an `identity`; `auto` takes the target's.
+    partials: what order the products of a partial have (`split-accumulation`); `auto` takes what registers suffice for.
     opt_level: of ptxas.
     """
 
@@ -76,6 +79,7 @@ class Schedule:
     prefetch: int = 1
     promote: int = 0
     promotion: str = "auto"
+    partials: str = "auto"
     opt_level: int = 3
 
     def problem(self) -> str | None:
@@ -350,11 +354,12 @@ def choose_schedule(
     n: int | None,
     batch: int | None = 1,
     epilogue: Epilogue = Epilogue(),
-    hybrid: bool = False,
+    partial: int = 0,
 ) -> Schedule:
     """The candidate whose waves over the target's SMs take least time: waves x elements of a tile / rate.
 
-    `hybrid`: of the candidates for that accumulation policy. `m`, `n`: rows and columns of the result; `batch`: number of products; None for what is known at run time only.
+    `m`, `n`: rows and columns of the result; `batch`: number of products; None for what is known at run time only.
+    `partial`: contraction elements that are summed in f16 at most, under the hybrid policy, else 0.
     Where the epilogue leaves no room for any candidate, the smallest tile is given, with as many stages as fit (at least 1).
     """
     rows, columns = (UNKNOWN_SIZE if size is None else size for size in (m, n))
@@ -367,10 +372,12 @@ def choose_schedule(
     def fits(schedule: Schedule) -> bool:
         return problem_on_target(schedule, target, epilogue) is None
 
-    candidates = (HYBRID_CANDIDATES if hybrid else CANDIDATES)[target.name]
+    candidates = (HYBRID_CANDIDATES if partial else CANDIDATES)[target.name]
     legal = [candidate for candidate in candidates if fits(candidate.schedule)]
     if legal:
-        return min(legal, key=time).schedule
+        best = min(legal, key=time).schedule
+        # Partial sums that a loop carries leave no registers for the next slot's first fragments.
+        return replace(best, prefetch=0) if partial >= 2 * best.block[2] else best
     smallest = candidates[-1].schedule
     fewer = [replace(smallest, stages=stages) for stages in range(smallest.stages, 0, -1)]
     return next((schedule for schedule in fewer if fits(schedule)), fewer[-1])

@@ -47,6 +47,7 @@ SCALARS = (
     "sites",
     "promote",
     "promotion",
+    "partials",
 )
 COUNTS_FROM_ZERO = ("delay", "prefetch", "persistent", "opt_level")
 """Fields for which 0 is a choice: their options are unset at -1."""
@@ -83,6 +84,7 @@ class AssignSchedule(ModulePass):
     prefetch: int = -1
     promote: int = 0
     promotion: str = ""
+    partials: str = ""
     opt_level: int = -1
 
     def apply(self, ctx: Context, op: ModuleOp) -> None:
@@ -103,7 +105,7 @@ class AssignSchedule(ModulePass):
         if pinned is None:
             *batch, m, n = tensor_type(matmul.result).get_shape()
             sizes = _static((m,)), _static((n,)), _static(batch)
-            schedule = self.override(choose_schedule(target, *sizes, epilogue, policy.policy.data == "hybrid"))
+            schedule = self.override(choose_schedule(target, *sizes, epilogue, self.promote or policy.max_k.data))
         elif isinstance(pinned, ScheduleAttr):
             schedule = pinned.data
         else:

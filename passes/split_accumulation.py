@@ -19,8 +19,9 @@ from emmy.dialects import mma, tile
 from emmy.errors import EmmyError
 from emmy.locations import location_of
 from emmy.passes.emitter import Emitter
+from emmy.schedules import Schedule
 
-Order = Literal["slices", "steps"]
+Order = Literal["auto", "slices", "steps"]
 Place = tuple[int, int]
 
 SLICE_COLUMNS = 16
@@ -43,13 +44,14 @@ class SplitAccumulation(ModulePass):
     partial sum is carried through the loop and promoted every so many iterations, and once behind the loop; else it ends
     with the body: more often, never less. Loads cross no op that moves or waits for data.
 
-    `order` is how products follow each other inside a partial, which decides what is in registers at once:
+    `order` (by default the schedule's `partials`) is how products follow each other inside a partial, which decides what is
+    in registers at once:
     * `slices`: slice by slice of the accumulator (16 columns of all rows, or of some), all k-steps of a slice, then its
       promotion. Live: operand a of all k-steps for those rows, one slice of partial sums. Not for partials that are carried
       or have events between their k-steps.
     * `steps`: k-step by k-step, all slices of one before the next. Live: partial sums of the whole fragment, operand a of
       one k-step.
-    By default the first that the registers suffice for of: slices of all rows, steps, slices of fewer rows.
+    `auto`: the first that the registers suffice for of: slices of all rows, steps, slices of fewer rows.
 
     Before:                                                       After (slices of 16 columns; here two k-steps a partial):
         %a0 = mma.load %s["a"][%row, %c0]                             %a0 = mma.load %s["a"][%row, %c0]
@@ -73,9 +75,10 @@ class SplitAccumulation(ModulePass):
             raise EmmyError(f"split-accumulation promotes after a multiple of 16 elements, got {self.promote}")
         for kernel in op.walk():
             if isinstance(kernel, tile.KernelOp):
-                wanted = self.promote or (kernel.schedule.data.promote if kernel.schedule else 0)
+                schedule = kernel.schedule.data if kernel.schedule else Schedule()
+                order = self.order or schedule.partials
                 for chain in list(chains(kernel)):
-                    Splitter(chain, wanted, self.order).run()
+                    Splitter(chain, self.promote or schedule.promote, order).run()
 
 
 def is_hybrid(op: Operation) -> bool:
@@ -171,7 +174,7 @@ def bands(shape: Place, atom: str) -> list[Grid]:
 class Splitter:
     """Rewrites one chain. `sums`: the f32 slices of the accumulator so far; `partials`: those of f16 that are not finished."""
 
-    def __init__(self, chain: Sequence[mma.MmaOp], promote: int, order: Order | None):
+    def __init__(self, chain: Sequence[mma.MmaOp], promote: int, order: str):
         """promote: contraction elements of a partial, 0 for the policy's max_k."""
         self.chain = chain
         self.type = cast(mma.FragmentType, chain[0].c.type)
