@@ -184,6 +184,7 @@ def sass(cubin: bytes) -> str:
 @dataclass(frozen=True)
 class _Instruction:
     address: int
+    full: str  # the opcode with its modifiers
     opcode: str  # without modifiers; `@!PT LDS` for one that never executes (a filler ptxas places)
     branches_to: str  # a label, or empty
 
@@ -212,7 +213,8 @@ def _instructions(text: str, kernel: str) -> tuple[list[_Instruction], dict[str,
             if goal and labels.get(goal[1]) == address and not predicate:
                 break
             never = predicate in ("@!PT", "@!UPT")
-            found.append(_Instruction(address, f"{predicate} {opcode}" if never else opcode, goal[1] if goal else ""))
+            name = f"{predicate} {opcode}" if never else opcode
+            found.append(_Instruction(address, match[3], name, goal[1] if goal else ""))
     return found, labels
 
 
@@ -228,6 +230,16 @@ def main_loop_mix(text: str, kernel: str) -> dict[str, int]:
     one with the most of them (the shortest, if equal). A loop is a backward branch and what it jumps over; regions
     with an EXIT are no loops but out-of-line code. Without tensor-core instructions it is the longest loop that holds
     no other; without loops, empty."""
+    return dict(Counter(instruction.opcode for instruction in _main_loop(text, kernel)).most_common())
+
+
+def main_loop_products(text: str, kernel: str) -> dict[str, int]:
+    """The tensor-core instructions of that loop with their modifiers: `{"HMMA.16816.F16": 128, "HMMA.1688.F32": 32}`."""
+    products = (i.full for i in _main_loop(text, kernel) if i.opcode in TENSOR_OPCODES)
+    return dict(Counter(products).most_common())
+
+
+def _main_loop(text: str, kernel: str) -> list[_Instruction]:
     found, labels = _instructions(text, kernel)
     loops: list[list[_Instruction]] = []
     for branch in found:
@@ -236,11 +248,10 @@ def main_loop_mix(text: str, kernel: str) -> dict[str, int]:
         if body and all(instruction.opcode != "EXIT" for instruction in body):
             loops.append(body)
     if not loops:
-        return {}
+        return []
     heavy = [loop for loop in loops if _tensor_count(loop)] or loops
     innermost = [loop for loop in heavy if not any(_holds(loop, other) for other in heavy if other is not loop)]
-    hottest = max(innermost, key=lambda loop: (_tensor_count(loop), -len(loop) if _tensor_count(loop) else len(loop)))
-    return dict(Counter(instruction.opcode for instruction in hottest).most_common())
+    return max(innermost, key=lambda loop: (_tensor_count(loop), -len(loop) if _tensor_count(loop) else len(loop)))
 
 
 def _tensor_count(loop: list[_Instruction]) -> int:
