@@ -96,6 +96,8 @@ OTHER_FIELDS = {
     "epilogue": st.sampled_from(("shared", "direct")),
     "transport": st.sampled_from(("auto", "cp_async", "plain")),
     "sites": st.sampled_from(("eager", "first")),
+    "delay": st.integers(0, 4),
+    "prefetch": st.integers(0, 1),
 }
 
 SCHEDULES = st.builds(
