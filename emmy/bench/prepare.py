@@ -4,14 +4,15 @@
 
 Suites: `gemm` (the six shapes quoted in docs/, timed), `squares` (512 to 8192), `gemma4` (every projection of
 docs/examples at 512 and 4096 tokens, compiled once with `?` tokens), `integers` (small products whose bits the emulator
-foretells). A variant compiles every static case of the suites once more with other schedule fields; its name is put
-behind the case's.
+foretells). Variants compile every case of the suites once each, with these schedule fields; a variant's name is put behind
+the case's. Without any, the schedules are the compiler's choice.
 """
 
 from __future__ import annotations
 
 import argparse
 import ast
+import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -21,6 +22,7 @@ from typing import Any
 from emmy.bench.cases import Case, write_cases, write_expectation
 from emmy.compiler import compile as compile_module
 from emmy.errors import EmmyError
+from emmy.schedules import SCHEDULE_FIELDS
 from emmy.targets import TARGETS
 
 SIX = (
@@ -33,8 +35,14 @@ SIX = (
 )
 """M, N, K of the shapes that docs/ quotes: three squares, and Gemma 4's MLP at 4096 and 512 tokens."""
 
+EXAMPLES = Path(__file__).resolve().parents[2] / "docs" / "examples"
+"""Of the checkout that this file is in: the examples are no part of the wheel."""
+
 SQUARES = (512, 1024, 2048, 4096, 8192)
 TOKENS = (512, 4096)
+
+NAME = re.compile(r"[A-Za-z0-9_.+]+")
+"""Of a variant: it becomes part of a folder's name."""
 
 INTEGERS = ((256, 256, 256), (384, 512, 192), (200, 304, 72), (128, 256, 64), (1, 8, 16))
 """M, N, K of products that the emulator runs too; with edges and a single k-tile."""
@@ -77,8 +85,14 @@ def squares() -> Iterator[Work]:
 
 
 def gemma4() -> Iterator[Work]:
-    """Every projection of Gemma 4 12B with its tokens given at run time."""
-    for path in sorted(Path("docs/examples").glob("gemma4_*.mlir")):
+    """Every projection of Gemma 4 12B with its tokens given at run time. `EmmyError` outside a checkout."""
+    files = sorted(EXAMPLES.glob("gemma4_*.mlir"))
+    if not files:
+        raise EmmyError(
+            f"suite gemma4 compiles docs/examples/gemma4_*.mlir of a checkout of Emmy, and {EXAMPLES} has none; "
+            "install with 'pip install -e' from a checkout"
+        )
+    for path in files:
         entry, shapes = signature(path)
         for tokens in TOKENS:
             sizes = {name: [tokens if size is None else size for size in shape] for name, shape in shapes.items()}
@@ -107,24 +121,43 @@ def signature(path: Path) -> tuple[str, dict[str, list[int | None]]]:
     module = compile_module(path, target="sm_90a")
     entry = module.entries[0]
     arguments = module.portable_artefact.entry(entry)["arguments"]
-    return entry, {
-        a["name"]: [size if isinstance(size, int) else None for size in a["shape"]] for a in arguments
-    }
+    return entry, {a["name"]: [size if isinstance(size, int) else None for size in a["shape"]] for a in arguments}
 
 
 def parse_variant(text: str) -> tuple[str, dict[str, Any]]:
-    """`wide:block=(128,256,64),stages=4` as a name and schedule fields."""
+    """`wide:block=(128,256,64),stages=4` as a name and schedule fields. `EmmyError` for anything else."""
     name, _, fields = text.partition(":")
     try:
         call = ast.parse(f"f({fields})", mode="eval").body
-        assert isinstance(call, ast.Call)
-        return name, {str(k.arg): ast.literal_eval(k.value) for k in call.keywords}
+        if not NAME.fullmatch(name) or not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name):
+            raise ValueError(text)
+        if call.args or any(keyword.arg is None for keyword in call.keywords):
+            raise ValueError(text)
+        values = {str(keyword.arg): ast.literal_eval(keyword.value) for keyword in call.keywords}
     except (SyntaxError, ValueError):
         raise EmmyError(f"'{text}' is no variant; write NAME:FIELD=VALUE,... with Python literals") from None
+    if len(values) < len(call.keywords):
+        raise EmmyError(f"variant '{text}' gives a field twice")
+    for field in values:
+        if field not in SCHEDULE_FIELDS:
+            raise EmmyError(f"a schedule has no field '{field}'; its fields are {', '.join(SCHEDULE_FIELDS)}")
+    return name, values
+
+
+def parse_variants(texts: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """The variants by name; without any, one that has no name and changes nothing. `EmmyError` for a name used twice."""
+    variants = [parse_variant(text) for text in texts]
+    names = [name for name, _ in variants]
+    if len(set(names)) < len(names):
+        raise EmmyError(f"variants need different names, got {', '.join(names)}")
+    return dict(variants) or {"": {}}
 
 
 def build(directory: Path, target: str, suites: Sequence[str], variants: Mapping[str, Mapping[str, Any]]) -> list[Case]:
-    """Compile the suites into `directory`; the cases that were written. Raises `EmmyError`."""
+    """Compile the suites into `directory`, a new or empty folder; the cases that were written. Raises `EmmyError`."""
+    if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
+        raise EmmyError(f"'{directory}' is there already; artefacts go into a new or empty folder")
+    directory.mkdir(parents=True, exist_ok=True)
     cases: list[Case] = []
     for suite in suites:
         for work in SUITES[suite]():
@@ -153,9 +186,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--target", default="sm_90a", choices=sorted(TARGETS))
     parser.add_argument("--variant", action="append", default=[], help="NAME:FIELD=VALUE,... of a schedule; repeatable")
     args = parser.parse_args(argv)
-    variants = dict(parse_variant(v) for v in args.variant) or {"": {}}
     try:
-        cases = build(args.directory, args.target, args.suite, variants)
+        cases = build(args.directory, args.target, args.suite, parse_variants(args.variant))
     except EmmyError as error:
         print(error, file=sys.stderr)
         return 1
