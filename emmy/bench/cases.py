@@ -12,6 +12,10 @@
     time       whether to time it (default true)
     expect     a .npy file, relative to cases.json, with the bits that the first result must have (see `save_bits`)
     policy     accumulation policy for the error bound: "f32" (default), "hybrid" or "f16"
+    max_k      of the hybrid policy: contraction elements summed in f16 (default 64)
+    variant    which of several schedules it is, if there are several (its name ends with it)
+    settings   {field: value} that make this variant, for tables
+    seeds      how many seeds to study the error over (default 0: none; see `emmy.bench.study`)
     suite      a tag; the geometric mean is over cases tagged "six"
 """
 
@@ -31,6 +35,7 @@ from emmy.artefact import DTYPES, Array, ArrayInfo, Artefact, EntrySpec, evaluat
 from emmy.errors import EmmyError
 
 DATA_KINDS = ("normal", "integers")
+REFUSED = "refused.json"
 
 
 @dataclass(frozen=True)
@@ -48,6 +53,10 @@ class Case:
     expect: str | None = None
     policy: str = "f32"
     suite: str | None = None
+    max_k: int = 64
+    variant: str = ""
+    settings: dict[str, Any] | None = None
+    seeds: int = 0
 
     @staticmethod
     def parse(fields: Mapping[str, Any]) -> Case:
@@ -74,6 +83,20 @@ def load_cases(directory: Path, only: str | None = None) -> list[Case]:
         raise EmmyError(f"'{directory}' has no readable cases.json ({error})") from error
     cases = [Case.parse(fields) for fields in listed]
     return [case for case in cases if only is None or only in case.name or fnmatch.fnmatch(case.name, only)]
+
+
+def load_refused(directory: Path) -> list[dict[str, Any]]:
+    """The variants that could not be compiled, as `write_refused` left them: name, variant, settings, message."""
+    path = directory / REFUSED
+    return json.loads(path.read_text()) if path.is_file() else []
+
+
+def write_refused(directory: Path, refused: Sequence[Mapping[str, Any]]) -> None:
+    """Write (or, if there are none, remove) the list of variants that could not be compiled."""
+    if refused:
+        (directory / REFUSED).write_text(json.dumps(list(refused), indent=1) + "\n")
+    else:
+        (directory / REFUSED).unlink(missing_ok=True)
 
 
 def shapes_of(case: Case, entry: EntrySpec) -> list[tuple[int, ...]]:

@@ -4,8 +4,8 @@ What is checked: nothing is written outside the result (guard bytes around every
 written (it starts as NaN), the error against a float32 or float64 product of the same rounded operands, equality bit
 for bit for integer data and between repeated launches.
 
-What is timed: our call and `torch.matmul`, alternating in one process, each launch between two events with the L2
-flushed before it; the figure is the median over the rounds.
+What is timed: our call and its peers (`torch.matmul`, and those of `emmy.bench.peers`), alternating in one process, each
+launch between two events with the L2 flushed before it; the figure is the median over the rounds.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import importlib
 import math
 import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -23,6 +23,8 @@ import numpy as np
 from emmy.artefact import DTYPES, bind
 from emmy.bench.bounds import HALF_ULP, ErrorSums, judge
 from emmy.bench.cases import Case, infos_of, integer_data, shapes_of, work_of
+from emmy.bench.errors import seed_statistics, summarize
+from emmy.bench.peers import DEFAULT_PEERS, PEERS, Peer, matmul_operands
 from emmy.device_arrays import TORCH_DTYPES
 from emmy.runtime import CudaModule
 
@@ -32,6 +34,7 @@ FLUSH_BYTES = 256 << 20
 BLOCK_ELEMENTS = 1 << 27  # of a reference held at a time
 FLOAT64_FLOPS = 2e10  # products up to this size get a float64 reference
 REPEAT_SHARE = 0.35  # of a case's time limit that repeated launches may take
+STRESS_SHARE = 0.75  # the same, if nothing is timed
 WARM_UP_CALLS = 3
 HOST_CALLS = 50
 
@@ -163,6 +166,7 @@ class Measurement:
             self.case.policy,
             int(self.work.get("k", 1)),
             self.result_dtype,
+            self.case.max_k,
         )
         found = {"ok": judged["ok"], "error": judged, "reference": str(dtype).removeprefix("torch.")}
         if judged["ok"]:
@@ -193,37 +197,75 @@ class Measurement:
         found: dict[str, Any] = {"ok": count == 0, "repeats": done, "differing_launches": count}
         return found | ({"message": f"{count} of {done} repeated launches differ from the first"} if count else {})
 
-    def time(self, rounds: int) -> dict[str, Any]:
-        """Median times of our call and of the peer, interleaved, and their ratio (peer over ours: higher is better)."""
-        functions: dict[str, Callable[[], Any]] = {"ours": self.launch}
-        peer = self._peer()
-        if peer is not None:
-            functions["peer"] = peer
-        times = interleaved(self.torch, functions, rounds)
-        found: dict[str, Any] = {"host_us": self._host_microseconds()}
-        for name, prefix in (("ours", ""), ("peer", "peer_")):
-            if name in times:
-                ordered = sorted(times[name])
-                found[f"{prefix}us"] = statistics.median(ordered)
-                found[f"{prefix}us_p20"] = ordered[len(ordered) // 5]
-                found[f"{prefix}us_p80"] = ordered[len(ordered) * 4 // 5]
-                if self.work.get("flops"):
-                    found[f"{prefix}tflops"] = self.work["flops"] / found[f"{prefix}us"] * 1e-6
-        if "peer" in times:
-            found["ratio"] = found["peer_us"] / found["us"]
-        return found | {"rounds": rounds}
+    def study(self, seeds: int) -> dict[str, Any]:
+        """Errors against float64 over `seeds` draws of normal operands: of the result as it is, and rounded to f16."""
+        torch = self.torch
+        rows: dict[str, list[dict[str, float]]] = {"f32": [], "f16": []}
+        for seed in range(seeds):
+            for position, guarded in enumerate(self.inputs):
+                generator = torch.Generator(device=self.device).manual_seed(1_000_000 + seed * 1000 + position)
+                guarded.tensor.copy_(torch.randn(guarded.tensor.shape, generator=generator, device=self.device))
+            self.launch()
+            self.synchronize()
+            a, b = matmul_operands(self.args, self.work)
+            reference, result = a.double() @ b.double(), self.outs[0]
+            rows["f32"].append(seed_statistics(torch, result.double(), reference))
+            rows["f16"].append(seed_statistics(torch, result.half().double(), reference))
+        return {"study": {dtype: summarize(found) for dtype, found in rows.items()}}
 
-    def _peer(self) -> Callable[[], Any] | None:
-        """`torch.matmul` into a buffer of its own, with the operands as they are stored."""
-        if self.work.get("kind") != "matmul" or self.args[0].dtype not in (
-            self.torch.float16,
-            self.torch.bfloat16,
-            self.torch.float32,
-        ):
-            return None
-        a, b = matmul_operands(self.args, self.work)
-        out = self.torch.matmul(a, b)
-        return lambda: self.torch.matmul(a, b, out=out)
+    def time(self, rounds: int, peers: Sequence[str] = DEFAULT_PEERS) -> dict[str, Any]:
+        """Median times of our call and of the peers, interleaved, and ratios (a peer's time over ours: higher is better).
+
+        `peers` of the result holds each one's figures, or the `message` of one that failed; those of the first one that
+        ran stand beside ours too, as `peer_us` and so on, and its `ratio`.
+        """
+        made, failed = self._peers(peers)
+        times = interleaved(self.torch, {"ours": self.launch, **made}, rounds)
+        figures = {name: self._figures(spent) for name, spent in times.items()}
+        ours = figures.pop("ours")
+        for name in made:
+            figures[name]["ratio"] = figures[name]["us"] / ours["us"]
+        found: dict[str, Any] = {
+            "host_us": self._host_microseconds(),
+            **ours,
+            "rounds": rounds,
+            "bytes": self._traffic(),
+        }
+        if made:
+            first = dict(figures[next(iter(made))])
+            found["ratio"] = first.pop("ratio")
+            found |= {f"peer_{key}": value for key, value in first.items()}
+        return found | {"peers": figures | failed}
+
+    def _figures(self, times: Sequence[float]) -> dict[str, Any]:
+        """Median and spread of microseconds, and the rate."""
+        ordered = sorted(times)
+        found = {
+            "us": statistics.median(ordered),
+            "us_p20": ordered[len(ordered) // 5],
+            "us_p80": ordered[len(ordered) * 4 // 5],
+        }
+        if self.work.get("flops"):
+            found["tflops"] = self.work["flops"] / found["us"] * 1e-6
+        return found
+
+    def _peers(self, names: Sequence[str]) -> tuple[dict[str, Peer], dict[str, dict[str, str]]]:
+        """The calls of the peers that can do this work, and why others failed."""
+        made: dict[str, Peer] = {}
+        failed: dict[str, dict[str, str]] = {}
+        for name in names:
+            try:
+                peer = PEERS[name](self.torch, self.args, self.work)
+            except Exception as error:  # a peer's fault is not ours: it is told, and we are measured without it
+                failed[name] = {"message": f"{type(error).__name__}: {error}"[:200]}
+                continue
+            if peer is not None:
+                made[name] = peer
+        return made, failed
+
+    def _traffic(self) -> int:
+        """Bytes of all arguments and results: what must cross the memory bus at least once."""
+        return sum(guarded.nbytes for guarded in (*self.inputs, *self.outputs))
 
     def _host_microseconds(self) -> float:
         """Host time of one warm call. Few enough calls that the launch queue does not fill up."""
@@ -234,13 +276,6 @@ class Measurement:
         spent = time.perf_counter() - began
         self.synchronize()
         return spent / HOST_CALLS * 1e6
-
-
-def matmul_operands(args: Sequence[Any], work: dict[str, Any]) -> tuple[Any, Any]:
-    """The first two arguments as (..., m, k) and (..., k, n) views."""
-    a = args[0].mT if work.get("transpose_a") else args[0]
-    b = args[1].mT if work.get("transpose_b") else args[1]
-    return a, b
 
 
 def matmul_reference(args: Sequence[Any], work: dict[str, Any], dtype: Any) -> Iterator[Block]:
@@ -287,14 +322,16 @@ def interleaved(torch: Any, functions: dict[str, Callable[[], Any]], rounds: int
     return {name: [start.elapsed_time(end) * 1e3 for start, end in pairs] for name, pairs in marks.items()}
 
 
-def run_case(
-    module: CudaModule, case: Case, directory: Path, repeats: int, rounds: int, seconds: float, check_only: bool
-) -> dict[str, Any]:
-    """Everything about one case, as the fields of its JSON line."""
+def run_case(module: CudaModule, case: Case, directory: Path, how: Mapping[str, Any]) -> dict[str, Any]:
+    """Everything about one case, as the fields of its JSON line. `how`: the request's `repeats`, `rounds`, `seconds`,
+    `check_only` and `peers`."""
     measurement = Measurement(module, case, directory)
     found = measurement.check()
-    if found["ok"] and repeats:
-        found |= measurement.repeat(repeats, seconds * REPEAT_SHARE)
-    if found["ok"] and case.time and not check_only:
-        found |= measurement.time(rounds)
+    if found["ok"] and how["repeats"]:
+        share = STRESS_SHARE if how["check_only"] else REPEAT_SHARE
+        found |= measurement.repeat(how["repeats"], how["seconds"] * share)
+    if found["ok"] and case.seeds:
+        found |= measurement.study(case.seeds)
+    if found["ok"] and case.time and not how["check_only"]:
+        found |= measurement.time(how["rounds"], how["peers"])
     return found | {"resources": module.artefact.resources, "work": measurement.work}

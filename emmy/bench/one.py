@@ -51,7 +51,7 @@ def compare(result: Array, wanted: Array, case: Case, work: dict[str, Any]) -> d
         largest_error=float(np.max(error, initial=0.0)),
         largest_excess=float(np.max(error - np.abs(wanted) * HALF_ULP[dtype], initial=-math.inf)),
     )
-    return judge(sums, case.policy, int(work.get("k", 1)), dtype)
+    return judge(sums, case.policy, int(work.get("k", 1)), dtype, case.max_k)
 
 
 def run_one(directory: Path, case: Case, times: int = 3) -> dict[str, Any]:

@@ -1,11 +1,14 @@
 """Compile a suite of kernels into a folder that `python -m emmy.bench.run` measures on a machine without the compiler.
 
     python -m emmy.bench.prepare DIR --suite gemm --suite gemma4 [--target sm_90a] [--variant NAME:FIELD=VALUE,...]
+    python -m emmy.bench.prepare DIR --suite gemm --ablate roles,stages=2|3|4,transport,accumulate
 
 Suites: `gemm` (the six shapes quoted in docs/, timed), `squares` (512 to 8192), `gemma4` (every projection of
 docs/examples at 512 and 4096 tokens, compiled once with `?` tokens), `integers` (small products whose bits the emulator
-foretells). Variants compile every case of the suites once each, with these schedule fields; a variant's name is put behind
-the case's. Without any, the schedules are the compiler's choice.
+foretells), `stress` (products with few and many k-tiles and with edges, for `--check-only --repeats 3000`).
+A variant compiles every case of the suites once more with other schedule fields, or another accumulation policy (the field
+`accumulate`); its name is put behind the case's. `--ablate` makes a variant of every combination of the values of some fields;
+those that cannot be compiled are listed in refused.json, with the reason. The artefact `peak` measures the card itself.
 """
 
 from __future__ import annotations
@@ -19,11 +22,16 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from emmy.bench.cases import Case, write_cases, write_expectation
+from emmy.bench.ablation import AXES, cross_product, parse_axes
+from emmy.bench.cases import Case, write_cases, write_expectation, write_refused
+from emmy.bench.pages import told
+from emmy.bench.peak import PEAK_ARTEFACT, peak_artefact
 from emmy.compiler import compile as compile_module
+from emmy.dialects.tensor_op import AccumulateAttr
 from emmy.errors import EmmyError
+from emmy.ir import parse_attribute
 from emmy.schedules import SCHEDULE_FIELDS
-from emmy.targets import TARGETS
+from emmy.targets import DEFAULT_TARGET, TARGETS
 
 SIX = (
     (4096, 4096, 4096),
@@ -47,8 +55,11 @@ NAME = re.compile(r"[A-Za-z0-9_.+]+")
 INTEGERS = ((256, 256, 256), (384, 512, 192), (200, 304, 72), (128, 256, 64), (1, 8, 16))
 """M, N, K of products that the emulator runs too; with edges and a single k-tile."""
 
+STRESS = ((4096, 4096, 4096), (2048, 2048, 2048), (1000, 1096, 1048), (2048, 4096, 64), (2048, 4096, 192))
+"""M, N, K: many k-tiles under full load, a part of a wave, edges everywhere, one k-tile, as many as stages."""
+
 MATMUL = """func.func @matmul(%a: tensor<{m}x{k}x{t}>, %b: tensor<{n}x{k}x{t}>) -> tensor<{m}x{n}x{t}> {{
-  %c = tensor_op.matmul %a, %b transpose_b {policy}
+  %c = tensor_op.matmul %a, %b transpose_b
      : (tensor<{m}x{k}x{t}>, tensor<{n}x{k}x{t}>) -> tensor<{m}x{n}x{t}>
   func.return %c : tensor<{m}x{n}x{t}>
 }}
@@ -57,19 +68,23 @@ MATMUL = """func.func @matmul(%a: tensor<{m}x{k}x{t}>, %b: tensor<{n}x{k}x{t}>) 
 
 @dataclass(frozen=True)
 class Work:
-    """A case before it is compiled: a source (text or file) and the case that `artefact` and `entry` are still missing."""
+    """A case before it is compiled: a source (text or file), the folder of its artefact, and the case without it.
+
+    dtype: of the operands; products of bf16 have f32 sums whatever the policy.
+    """
 
     source: str | Path
     artefact: str
     case: Case
+    dtype: str = "f16"
 
 
 def product(m: int, n: int, k: int, dtype: str = "f16", **fields: Any) -> Work:
     """C = A B^T of one static shape; `fields` are those of `Case`."""
-    text = MATMUL.format(m=m, n=n, k=k, t=dtype, policy="accumulate<f32>")
+    text = MATMUL.format(m=m, n=n, k=k, t=dtype)
     name = f"{m}x{n}x{k} {dtype}"
     case = Case("", "matmul", {"a": [m, k], "b": [n, k]}, name=name, **fields)
-    return Work(text, name.replace(" ", "_"), case)
+    return Work(text, name.replace(" ", "_"), case, dtype)
 
 
 def gemm() -> Iterator[Work]:
@@ -113,7 +128,12 @@ def replace_name(work: Work, prefix: str) -> Work:
     return replace(work, case=replace(work.case, name=prefix + work.case.name))
 
 
-SUITES = {"gemm": gemm, "squares": squares, "gemma4": gemma4, "integers": integers}
+def stress() -> Iterator[Work]:
+    """Products for thousands of launches: a race shows as bits that differ."""
+    yield from (replace_name(product(m, n, k, time=False), "stress ") for m, n, k in STRESS)
+
+
+SUITES = {"gemm": gemm, "squares": squares, "gemma4": gemma4, "integers": integers, "stress": stress}
 
 
 def signature(path: Path) -> tuple[str, dict[str, list[int | None]]]:
@@ -139,7 +159,7 @@ def parse_variant(text: str) -> tuple[str, dict[str, Any]]:
     if len(values) < len(call.keywords):
         raise EmmyError(f"variant '{text}' gives a field twice")
     for field in values:
-        if field not in SCHEDULE_FIELDS:
+        if field not in SCHEDULE_FIELDS and field != "accumulate":
             raise EmmyError(f"a schedule has no field '{field}'; its fields are {', '.join(SCHEDULE_FIELDS)}")
     return name, values
 
@@ -153,46 +173,113 @@ def parse_variants(texts: Sequence[str]) -> dict[str, dict[str, Any]]:
     return dict(variants) or {"": {}}
 
 
-def build(directory: Path, target: str, suites: Sequence[str], variants: Mapping[str, Mapping[str, Any]]) -> list[Case]:
-    """Compile the suites into `directory`, a new or empty folder; the cases that were written. Raises `EmmyError`."""
-    if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
-        raise EmmyError(f"'{directory}' is there already; artefacts go into a new or empty folder")
-    directory.mkdir(parents=True, exist_ok=True)
+def build(
+    directory: Path,
+    target: str,
+    suites: Sequence[str],
+    variants: Mapping[str, Mapping[str, Any]],
+    refused: list[dict[str, Any]] | None = None,
+) -> list[Case]:
+    """Compile the suites into `directory`; the cases that were written.
+
+    `refused` receives the variants that cannot be compiled (name, variant, settings, message); without it the first of
+    them raises `EmmyError`.
+    """
     cases: list[Case] = []
     for suite in suites:
         for work in SUITES[suite]():
-            for variant, fields in variants.items():
-                case = replace(
-                    work.case,
-                    artefact="-".join(filter(None, (work.artefact, variant))),
-                    name=" ".join(filter(None, (work.case.name, variant))),
-                )
-                if not (directory / case.artefact).exists():
-                    compile_module(work.source, target=target, schedule=dict(fields)).artefact.save(
-                        directory / case.artefact
-                    )
-                if case.expect is not None:
-                    write_expectation(directory, case)
-                cases.append(case)
+            for variant, settings in variants.items():
+                case = variant_case(work, variant, settings)
+                try:
+                    compile_case(directory, target, work, case, settings)
+                except EmmyError as error:
+                    if refused is None:
+                        raise
+                    told = {"name": case.name, "variant": variant, "settings": dict(settings), "message": error.message}
+                    refused.append(told)
+                else:
+                    cases.append(case)
     write_cases(directory, cases)
     return cases
 
 
+def variant_case(work: Work, variant: str, settings: Mapping[str, Any]) -> Case:
+    """The work's case as a variant."""
+    case = replace(
+        work.case,
+        artefact="-".join(filter(None, (work.artefact, variant))),
+        name=" ".join(filter(None, (work.case.name, variant))),
+        variant=variant,
+        settings=dict(settings) or None,
+    )
+    if "accumulate" not in settings or work.dtype == "bf16":
+        return case
+    policy = parse_attribute(f"#tensor_op.accumulate<{settings['accumulate']}>")
+    assert isinstance(policy, AccumulateAttr)
+    return replace(case, policy=policy.policy.data, max_k=policy.max_k.data)
+
+
+def compile_case(directory: Path, target: str, work: Work, case: Case, settings: Mapping[str, Any]) -> None:
+    """Write the case's artefact, unless it is there, and what the case expects. Raises `EmmyError`."""
+    if not (directory / case.artefact).exists():
+        fields = {name: value for name, value in settings.items() if name != "accumulate"}
+        module = compile_module(work.source, target, accumulate=settings.get("accumulate", "f32"), schedule=fields)
+        module.artefact.save(directory / case.artefact)
+    if case.expect is not None and not (directory / case.expect).exists():
+        write_expectation(directory, case)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """What is compiled: shared with `emmy bench`."""
+    add = parser.add_argument
+    add("--suite", action="append", choices=sorted(SUITES), required=True, help="repeatable")
+    add("--target", choices=sorted(TARGETS))
+    add("--variant", action="append", default=[], help="NAME:FIELD=VALUE,... of a schedule; repeatable")
+    add(
+        "--ablate", metavar="FIELD[=VALUE|VALUE],...", help=f"every combination; values are known for {', '.join(AXES)}"
+    )
+
+
+def prepare(directory: Path, args: argparse.Namespace, target: str) -> int:
+    """Compile what the command line asks for, and the peak; how many cases there are. Raises `EmmyError`."""
+    variants = parse_variants(args.variant)
+    refused: list[dict[str, Any]] | None = None
+    if args.ablate:
+        refused = []
+        combinations = cross_product(parse_axes(args.ablate))
+        variants = {
+            "-".join(filter(None, (name, combined))): {**fields, **settings}
+            for name, fields in variants.items()
+            for combined, settings in combinations.items()
+        }
+    if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
+        raise EmmyError(f"'{directory}' is there already; artefacts go into a new or empty folder")
+    directory.mkdir(parents=True, exist_ok=True)
+    cases = build(directory, target, args.suite, variants, refused)
+    write_refused(directory, refused or [])
+    peak_artefact(target).save(directory / PEAK_ARTEFACT)
+    if not cases:
+        raise EmmyError(
+            f"no variant can be compiled; the first one: {refused[0]['message'] if refused else 'there is none'}"
+        )
+    print(f"{len(cases)} cases in {directory}" + (f", {len(refused)} refused" if refused else ""))
+    return len(cases)
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Compile what the command line asks for."""
-    parser = argparse.ArgumentParser(prog="emmy.bench.prepare", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="emmy.bench.prepare", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("directory", type=Path, help="a new or empty folder")
-    parser.add_argument("--suite", action="append", choices=sorted(SUITES), required=True)
-    parser.add_argument("--target", default="sm_90a", choices=sorted(TARGETS))
-    parser.add_argument("--variant", action="append", default=[], help="NAME:FIELD=VALUE,... of a schedule; repeatable")
+    add_arguments(parser)
     args = parser.parse_args(argv)
-    try:
-        cases = build(args.directory, args.target, args.suite, parse_variants(args.variant))
-    except EmmyError as error:
-        print(error, file=sys.stderr)
-        return 1
-    print(f"{len(cases)} cases in {args.directory}")
-    return 0
+
+    def action() -> int:
+        prepare(args.directory, args, args.target or DEFAULT_TARGET)
+        return 0
+
+    return told(action)
 
 
 if __name__ == "__main__":

@@ -1,11 +1,14 @@
 """Check and time artefacts on a CUDA device.
 
-    python -m emmy.bench.run DIR --out FILE.jsonl      # every case of DIR/cases.json
-    python -m emmy.bench.run DIR --one NAME            # one case in this process, for compute-sanitizer
+    python -m emmy.bench.run DIR --out FILE.jsonl                # every case of DIR/cases.json
+    python -m emmy.bench.run DIR --peers cublas,triton           # timed against several peers
+    python -m emmy.bench.run DIR --check-only --repeats 3000     # stress: thousands of launches, compared bit for bit
+    python -m emmy.bench.run DIR --one NAME                      # one case in this process, for compute-sanitizer
 
 Each case runs in a child process that is killed if it takes too long; a hang or a crash is a failed case, and the next
-one goes on. Each outcome is appended to FILE at once. The run begins and ends with a cuBLAS product and a copy, and
-prints a table of at most 40 lines. Needs PyTorch (except for `--one`); never imports xDSL.
+one goes on. Each outcome is appended to FILE at once. The run begins and ends with a cuBLAS product, a copy and the tensor
+peak (if DIR has the artefact `peak`), and prints a table of at most 40 lines.
+Needs PyTorch (except for `--one`); never imports xDSL.
 The exit status is 0 if every case is correct.
 """
 
@@ -15,13 +18,15 @@ import argparse
 import dataclasses
 import json
 import os
+import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from emmy.bench.cases import Case, load_cases
+from emmy.bench.cases import Case, load_cases, load_refused
 from emmy.bench.child import Child, ChildFailed
+from emmy.bench.peers import DEFAULT_PEERS, PEERS, START_SECONDS
 from emmy.bench.table import format_table, suite_mean
 from emmy.errors import EmmyError
 
@@ -36,6 +41,16 @@ class Options:
     repeats: int = 250
     rounds: int = 32
     seconds_per_case: float = 20.0
+    peers: tuple[str, ...] = DEFAULT_PEERS
+
+
+REPEAT_SECONDS = 0.02  # of a launch, its comparison included, beyond the first `Options.repeats`
+
+
+def default_seconds(repeats: int, peers: Sequence[str]) -> float:
+    """What a case may take: more for thousands of launches, and for peers that are compiled first."""
+    more = max(repeats - Options.repeats, 0) * REPEAT_SECONDS
+    return Options.seconds_per_case + more + sum(START_SECONDS.get(peer, 0.0) for peer in peers)
 
 
 def append_line(path: Path, fields: dict[str, Any]) -> None:
@@ -47,9 +62,12 @@ def append_line(path: Path, fields: dict[str, Any]) -> None:
 
 
 def run_cases(
-    directory: Path, cases: Sequence[Case], child: Child, out: Path, options: Options
+    directory: Path, cases: Sequence[Case], child: Child, out: Path, options: Options, command: str = ""
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """Run all cases through `child`, appending a line for each to `out`: the results, and the two brackets."""
+    """Run all cases through `child`, appending a line for each to `out`: the results, and the two brackets.
+
+    `command`: how the run was started, for the record.
+    """
     results: list[dict[str, Any]] = []
     brackets: list[dict[str, Any]] = []
 
@@ -63,11 +81,14 @@ def run_cases(
         append_line(out, line)
         return line
 
-    device = ask("device", {"do": "device"}, BRACKET_SECONDS)
+    device = ask("device", {"do": "device"}, BRACKET_SECONDS, command=command)
     if not device["ok"]:
         raise EmmyError(f"no CUDA device can be used: {device['message']}")
+    for refused in load_refused(directory):
+        append_line(out, {"kind": "refused", **refused})
+    bracket = {"do": "bracket", "directory": str(directory.resolve())}
     if not options.check_only:
-        brackets.append(ask("bracket", {"do": "bracket"}, BRACKET_SECONDS, when="first"))
+        brackets.append(ask("bracket", bracket, BRACKET_SECONDS, when="first"))
     for case in cases:
         request = {
             "do": "case",
@@ -77,17 +98,29 @@ def run_cases(
             "rounds": options.rounds,
             "seconds": options.seconds_per_case,
             "check_only": options.check_only,
+            "peers": options.peers,
         }
         fields = {"name": case.name, "artefact": case.artefact, "entry": case.entry, "shapes": case.shapes}
         fields |= {"data": case.data, "policy": case.policy, "suite": case.suite}
+        fields |= {"variant": case.variant, "settings": case.settings}
+        fields |= {"max_k": case.max_k} if case.policy == "hybrid" else {}
         results.append(ask("case", request, options.seconds_per_case, **fields))
     if not options.check_only:
-        brackets.append(ask("bracket", {"do": "bracket"}, BRACKET_SECONDS, when="last"))
+        brackets.append(ask("bracket", bracket, BRACKET_SECONDS, when="last"))
     mean, count = suite_mean(results, "six")
     failed = [result["name"] for result in results if not result["ok"]]
     append_line(out, {"kind": "summary", "cases": len(results), "failed": failed, "six_mean": mean, "six_count": count})
     child.stop()
     return results, brackets
+
+
+def peer_list(text: str) -> tuple[str, ...]:
+    """`cublas,triton`; an error of the command line for an unknown one."""
+    names = tuple(filter(None, text.split(",")))
+    unknown = [name for name in names if name not in PEERS]
+    if unknown:
+        raise argparse.ArgumentTypeError(f"there is no peer {unknown[0]}; there are {', '.join(PEERS)}")
+    return names
 
 
 def worker_child() -> Child:
@@ -98,44 +131,62 @@ def worker_child() -> Child:
     return Child([sys.executable, "-m", "emmy.bench.worker"], environment=environment)
 
 
+def add_run_arguments(parser: argparse.ArgumentParser) -> None:
+    """How to check and time: shared with `emmy bench --suite`."""
+    add = parser.add_argument
+    add("--only", help="run only cases whose name contains this or matches it as a shell pattern")
+    add("--check-only", action="store_true", help="check results, time nothing")
+    add("--repeats", type=int, default=Options.repeats, help="launches compared bit for bit")
+    add("--rounds", type=int, default=Options.rounds, help="timed launches of ours and of each peer")
+    add("--peers", type=peer_list, default=DEFAULT_PEERS, help=f"of {', '.join(PEERS)}; with commas")
+    add("--seconds-per-case", type=float, help="then it is killed (default: 20, more for many repeats)")
+
+
+def options_of(args: argparse.Namespace) -> Options:
+    """What `add_run_arguments` read."""
+    seconds = args.seconds_per_case or default_seconds(args.repeats, args.peers)
+    return Options(args.check_only, args.repeats, args.rounds, seconds, args.peers)
+
+
+def run_directory(directory: Path, out: Path, options: Options, only: str | None = None, command: str = "") -> int:
+    """Run the cases of `directory`, print the table; 0 if all are correct, else 1. Raises `EmmyError` if there are none."""
+    cases = load_cases(directory, only)
+    if not cases:
+        raise EmmyError(f"no case of '{directory}' matches '{only}'")
+    out.parent.mkdir(parents=True, exist_ok=True)
+    child = worker_child()
+    try:
+        results, brackets = run_cases(directory, cases, child, out, options, command)
+    finally:
+        child.stop()
+    print("\n".join(format_table(results, brackets)))
+    return 0 if all(result["ok"] for result in results) else 1
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="emmy.bench.run", description="Check and time artefacts on a CUDA device.")
     parser.add_argument("directory", type=Path, help="folder with cases.json and the artefacts it names")
     parser.add_argument("--out", type=Path, help="file to append JSON lines to (default: results.jsonl in the folder)")
-    parser.add_argument("--only", help="run only cases whose name contains this or matches it as a shell pattern")
-    parser.add_argument("--check-only", action="store_true", help="check results, time nothing")
-    parser.add_argument("--repeats", type=int, default=Options.repeats, help="launches compared bit for bit")
-    parser.add_argument("--rounds", type=int, default=Options.rounds, help="timed launches of ours and of the peer")
-    parser.add_argument("--seconds-per-case", type=float, default=Options.seconds_per_case, help="then it is killed")
+    add_run_arguments(parser)
     parser.add_argument("--one", metavar="NAME", help="run this case alone, in this process, without PyTorch")
     return parser
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    options = _parser().parse_args(arguments)
-    directory: Path = options.directory
-    if options.one is not None:
-        named = [case for case in load_cases(directory) if case.name == options.one]
+    args = _parser().parse_args(arguments)
+    directory: Path = args.directory
+    if args.one is not None:
+        named = [case for case in load_cases(directory) if case.name == args.one]
         if not named:
-            raise EmmyError(f"there is no case '{options.one}' in '{directory}'")
+            raise EmmyError(f"there is no case '{args.one}' in '{directory}'")
         from emmy.bench.one import run_one
 
         found = run_one(directory, named[0])
         print(json.dumps(found))
         return 0 if found["ok"] else 1
-    cases = load_cases(directory, options.only)
-    if not cases:
-        raise EmmyError(f"no case of '{directory}' matches '{options.only}'")
-    out: Path = options.out or directory / "results.jsonl"
-    out.parent.mkdir(parents=True, exist_ok=True)
-    child = worker_child()
-    try:
-        how = Options(options.check_only, options.repeats, options.rounds, options.seconds_per_case)
-        results, brackets = run_cases(directory, cases, child, out, how)
-    finally:
-        child.stop()
-    print("\n".join(format_table(results, brackets)))
-    return 0 if all(result["ok"] for result in results) else 1
+    words = sys.argv[1:] if arguments is None else arguments
+    command = shlex.join(["python", "-m", "emmy.bench.run", *words])
+    return run_directory(directory, args.out or directory / "results.jsonl", options_of(args), args.only, command)
 
 
 if __name__ == "__main__":

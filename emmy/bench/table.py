@@ -33,6 +33,7 @@ def format_table(results: Sequence[dict[str, Any]], brackets: Sequence[dict[str,
     if suite_size:
         shown = "-" if mean is None else f"{mean:.3f}"
         footer.append(f"geometric mean of ratios, suite six, {count} of {suite_size} cases: {shown}")
+    footer += _peer_lines(results) + _repeat_lines(results)
     footer += [_bracket_line(bracket) for bracket in brackets]
     room = MAX_LINES - 1 - len(footer)
     rows = list(results)
@@ -66,9 +67,35 @@ def _cell(value: float | None, form: str) -> str:
     return "-".rjust(width) if value is None else format(value, form)
 
 
+def _peer_lines(results: Sequence[dict[str, Any]]) -> list[str]:
+    """The mean ratio to each peer beside the first, over the suite `six`, and why a peer failed."""
+    lines: list[str] = []
+    timed = [r for r in results if r["ok"] and r.get("suite") == "six"]
+    for name in sorted({name for r in timed for name in r.get("peers", {})} - {"cublas"}):
+        figures = [r["peers"][name] for r in timed if name in r["peers"]]
+        ratios = [f["ratio"] for f in figures if f.get("ratio")]
+        if ratios:
+            lines.append(f"geometric mean of ratios to {name}, {len(ratios)} cases: {geometric_mean(ratios):.3f}")
+        lines += [f"{name}: {f['message']}"[:100] for f in figures if f.get("message")][:1]
+    return lines
+
+
+def _repeat_lines(results: Sequence[dict[str, Any]]) -> list[str]:
+    """How often launches were compared bit for bit."""
+    counts = [r["repeats"] for r in results if r.get("repeats")]
+    if not counts:
+        return []
+    differing = sum(r.get("differing_launches", 0) for r in results)
+    return [
+        f"{sum(counts)} launches compared bit for bit ({min(counts)} to {max(counts)} a case), {differing} differed"
+    ]
+
+
 def _bracket_line(bracket: dict[str, Any]) -> str:
     if not bracket.get("ok"):
         return f"{bracket.get('when')} bracket failed: {str(bracket.get('message', ''))[:80]}"
     clock = f", {bracket['clocks']}" if bracket.get("clocks") else ""
     tflops, copy = bracket["cublas_4096_tflops"], bracket["copy_tb_per_s"]
-    return f"{bracket['when']}: cuBLAS 4096^3 {tflops:.0f} TFLOPS, copy {copy:.2f} TB/s{clock}"
+    rates = [f"{a} {bracket[f'peak_{a}_tflops']:.0f}" for a in ("f32", "f16") if bracket.get(f"peak_{a}_tflops")]
+    peak = f", mma.sync peak {' and '.join(rates)}" if rates else ""
+    return f"{bracket['when']}: cuBLAS 4096^3 {tflops:.0f} TFLOPS{peak}, copy {copy:.2f} TB/s{clock}"

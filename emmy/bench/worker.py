@@ -1,7 +1,8 @@
 """The child process of a benchmark run: answers requests about one device, one JSON line each.
 
     {"do": "device"}                     what card, driver and libraries there are
-    {"do": "bracket"}                    a cuBLAS product and a device-to-device copy, to judge the machine by
+    {"do": "bracket", "directory": DIR}  a cuBLAS product, a device-to-device copy and, if DIR has the artefact `peak`,
+                                         `mma.sync` on registers alone: what to judge the machine by
     {"do": "case", "case": {...}, ...}   `emmy.bench.measure.run_case`
 
 Started by `emmy.bench.run`; not meant to be run by hand.
@@ -10,7 +11,9 @@ Started by `emmy.bench.run`; not meant to be run by hand.
 from __future__ import annotations
 
 import datetime
+import functools
 import importlib
+import importlib.metadata
 import json
 import os
 import platform
@@ -22,9 +25,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from emmy.artefact import Artefact
+from emmy import __version__
+from emmy.artefact import Artefact, evaluate
 from emmy.bench.cases import Case
 from emmy.bench.measure import interleaved, run_case
+from emmy.bench.peak import ACCUMULATORS, PEAK_ARTEFACT, ROW_ELEMENTS, THREADS, entry_name
 from emmy.errors import EmmyError
 from emmy.runtime import CudaModule, Runtime
 
@@ -55,6 +60,8 @@ class Worker:
             "memory_gb": round(properties.total_memory / 1e9, 1),
             "driver": _smi("driver_version") or "unknown",
             "torch": torch.__version__,
+            "triton": _version("triton"),
+            "emmy": __version__,
             "cuda": torch.version.cuda,
             "python": platform.python_version(),
             "kernel": platform.release(),
@@ -71,14 +78,38 @@ class Worker:
             "matmul": lambda: torch.matmul(a, b.mT, out=out),
             "copy": lambda: target.copy_(source),
         }
+        peaks, flops = self._peak_calls(Path(request["directory"]) / PEAK_ARTEFACT)
+        functions |= peaks
         times = {name: statistics.median(us) for name, us in interleaved(torch, functions, BRACKET_ROUNDS).items()}
-        return {
+        return {f"{name}_tflops": flops[name] / times[name] * 1e-6 for name in peaks} | {
             "ok": True,
             "cublas_4096_us": times["matmul"],
             "cublas_4096_tflops": 2 * size**3 / times["matmul"] * 1e-6,
             "copy_tb_per_s": 2 * COPY_BYTES / times["copy"] * 1e-6,
             "clocks": self._clocks_under(functions["matmul"]),
         }
+
+    def _peak_calls(self, path: Path) -> tuple[dict[str, Callable[[], Any]], dict[str, int]]:
+        """The peak kernels of the artefact at `path`, one block an SM, and their flops; nothing if there is none."""
+        torch = self.torch
+        if not (path / "launch.json").is_file():
+            return {}, {}
+        module = self._module(str(path))
+        threads = torch.cuda.get_device_properties(self.runtime.device).multi_processor_count * THREADS
+        rows = torch.randn((threads, ROW_ELEMENTS), device="cuda").to(torch.float16)
+        out = torch.empty((threads,), dtype=torch.int32, device="cuda")
+        calls: dict[str, Callable[[], Any]] = {}
+        flops: dict[str, int] = {}
+        for name in map(entry_name, ACCUMULATORS):
+            calls[name] = functools.partial(module.run, name, [rows], out=[out])
+            work = module.artefact.entry(name).get("work", {})
+            flops[name] = evaluate(work["flops"], {"a": (threads, ROW_ELEMENTS)}, {})
+        return calls, flops
+
+    def _module(self, path: str) -> CudaModule:
+        if path not in self.modules:
+            self.modules[path] = self.runtime.load(Artefact.load(path))
+        return self.modules[path]
 
     def _clocks_under(self, load: Callable[[], Any]) -> str | None:
         """SM clock and power while `load` runs; None where the query tool is missing."""
@@ -97,20 +128,17 @@ class Worker:
 
     def case(self, request: dict[str, Any]) -> dict[str, Any]:
         directory, case = Path(request["directory"]), Case.parse(request["case"])
-        path = str(directory / case.artefact)
-        if path not in self.modules:
-            self.modules[path] = self.runtime.load(Artefact.load(path))
-        found = run_case(
-            self.modules[path],
-            case,
-            directory,
-            request["repeats"],
-            request["rounds"],
-            request["seconds"],
-            request["check_only"],
-        )
+        found = run_case(self._module(str(directory / case.artefact)), case, directory, request)
         self.torch.cuda.empty_cache()
         return found
+
+
+def _version(package: str) -> str | None:
+    """The installed version of a package, None if it is not there."""
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
 
 
 _SMI = ["nvidia-smi", "--format=csv,noheader"]

@@ -1,0 +1,50 @@
+"""What our kernels are compared with, in the same process and the same rounds: one table, name -> how to make the call."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Sequence
+from typing import Any
+
+Peer = Callable[[], Any]
+"""Does the case's work once, into a buffer of its own."""
+
+DEFAULT_PEERS = ("cublas",)
+
+
+def matmul_operands(args: Sequence[Any], work: dict[str, Any]) -> tuple[Any, Any]:
+    """The first two arguments as (..., m, k) and (..., k, n) views."""
+    a = args[0].mT if work.get("transpose_a") else args[0]
+    b = args[1].mT if work.get("transpose_b") else args[1]
+    return a, b
+
+
+def cublas(torch: Any, args: Sequence[Any], work: dict[str, Any]) -> Peer | None:
+    """`torch.matmul`, with the operands as they are stored."""
+    if work.get("kind") != "matmul" or args[0].dtype not in (torch.float16, torch.bfloat16, torch.float32):
+        return None
+    a, b = matmul_operands(args, work)
+    out = torch.matmul(a, b)
+    return lambda: torch.matmul(a, b, out=out)
+
+
+def triton(torch: Any, args: Sequence[Any], work: dict[str, Any]) -> Peer | None:
+    """A Triton kernel with f32 sums, tuned over a small list; None where Triton is not installed, or for batches."""
+    if work.get("kind") != "matmul" or args[0].dtype not in (torch.float16, torch.bfloat16) or args[0].dim() != 2:
+        return None
+    try:
+        kernels = importlib.import_module("emmy.bench.triton_matmul")
+    except ImportError:
+        return None
+    a, b = matmul_operands(args, work)
+    out = torch.empty((a.shape[0], b.shape[1]), dtype=a.dtype, device=a.device)
+    call: Peer = kernels.matmul_call(a, b, out)
+    call()  # tunes
+    return call
+
+
+PEERS: dict[str, Callable[[Any, Sequence[Any], dict[str, Any]], Peer | None]] = {"cublas": cublas, "triton": triton}
+"""Peer -> what makes its call, given PyTorch, the case's arguments and its work; None if it cannot do that work."""
+
+START_SECONDS = {"triton": 60.0}
+"""What making a peer's first call may take, beside a case's own time: compiling and tuning."""

@@ -1,0 +1,110 @@
+"""Peers in the rounds of a measurement, on stand-ins for PyTorch and for the clock; the Triton kernel where it is installed."""
+
+import os
+import subprocess
+import sys
+from argparse import ArgumentTypeError
+
+import pytest
+
+from emmy.bench import measure
+from emmy.bench.peers import PEERS
+from emmy.bench.run import default_seconds, peer_list
+
+
+class FakeTorch:
+    float16, bfloat16, float32 = "f16", "bf16", "f32"
+
+    def __init__(self):
+        self.products = 0
+
+    def matmul(self, a, b, out=None):
+        self.products += 1
+        return out or (a, b)
+
+
+class FakeTensor:
+    def __init__(self, dtype="f16", name="x"):
+        self.dtype, self.name = dtype, name
+        self.mT = self
+
+    def dim(self):
+        return 2
+
+
+class TimedOnly(measure.Measurement):
+    """A measurement without a device: only what timing needs."""
+
+    def __init__(self, work):
+        self.torch, self.work, self.args = FakeTorch(), work, [FakeTensor(), FakeTensor()]
+        self.inputs = self.outputs = []
+        self.launch = lambda: None
+        self.synchronize = lambda: None
+
+
+MATMUL = {"kind": "matmul", "flops": 2_000_000, "transpose_b": True}
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """Fixed times: ours 10 us, each peer 5 us more than the one before."""
+
+    def interleaved(torch, functions, rounds):
+        for function in functions.values():
+            function()
+        return {name: [10.0 + 5 * i] * rounds for i, name in enumerate(functions)}
+
+    monkeypatch.setattr(measure, "interleaved", interleaved)
+
+
+def test_every_peer_is_in_the_rounds_and_the_first_stands_beside_ours(clock, monkeypatch):
+    monkeypatch.setitem(PEERS, "other", lambda torch, args, work: lambda: None)
+    measured = TimedOnly(MATMUL)
+    found = measured.time(4, ("cublas", "other"))
+    assert measured.torch.products == 2  # one to make the result, one in the rounds
+    assert (found["us"], found["tflops"]) == (10.0, pytest.approx(0.2))
+    assert (found["peer_us"], found["ratio"]) == (15.0, 1.5)
+    assert found["peers"]["other"] == {"us": 20.0, "us_p20": 20.0, "us_p80": 20.0, "tflops": pytest.approx(0.1), "ratio": 2}
+    assert set(found["peers"]) == {"cublas", "other"}
+
+
+def test_a_peer_that_fails_or_cannot_is_no_reason_to_stop(clock, monkeypatch):
+    def broken(torch, args, work):
+        raise RuntimeError("no compiler")
+
+    monkeypatch.setitem(PEERS, "broken", broken)
+    found = TimedOnly(MATMUL).time(4, ("broken", "cublas"))
+    assert found["peers"]["broken"] == {"message": "RuntimeError: no compiler"}
+    assert found["ratio"] == 1.5
+    alone = TimedOnly({"kind": "add"}).time(4, ("cublas", "triton"))
+    assert alone["peers"] == {}
+    assert "ratio" not in alone
+
+
+def test_peers_on_the_command_line_and_the_time_they_get():
+    assert peer_list("cublas,triton") == ("cublas", "triton")
+    assert peer_list("") == ()
+    with pytest.raises(ArgumentTypeError, match="there is no peer cutlass; there are cublas, triton"):
+        peer_list("cublas,cutlass")
+    assert default_seconds(250, ("cublas",)) == 20.0
+    assert default_seconds(3000, ("cublas",)) == 75.0
+    assert default_seconds(10, ("cublas", "triton")) == 80.0
+
+
+TRITON = """
+import torch
+from emmy.bench import triton_matmul as peer
+a, b = torch.randn(200, 150).half(), torch.randn(140, 150).half().mT
+c = torch.full((200, 140), float("nan")).half()
+grid = (-(-200 // 64) * -(-140 // 64),)
+peer.matmul_kernel[grid](a, b, c, 200, 140, 150, *a.stride(), *b.stride(), c.stride(0), 64, 64, 32, 2)
+print(float((c.float() - a.float() @ b.float()).abs().max()))
+"""
+
+
+def test_the_triton_kernel_on_tritons_interpreter():
+    pytest.importorskip("triton", reason="needs Triton: not run")
+    pytest.importorskip("torch", reason="needs PyTorch: not run")
+    environment = {**os.environ, "TRITON_INTERPRET": "1"}
+    done = subprocess.run([sys.executable, "-c", TRITON], capture_output=True, text=True, check=True, env=environment)
+    assert float(done.stdout) < 0.05
