@@ -132,12 +132,17 @@ class Image:
 
 @dataclass(frozen=True)
 class Artefact:
-    """Compiled kernels for one target. `resources` maps kernel names to what the assembler reported."""
+    """Compiled kernels for one target. `resources` maps kernel names to what the assembler reported.
+
+    `kernels` says, by kernel name, what a report shows beside that: its `image`, the assembler's `opt_level`, the fields
+    of its `schedule`, and the `reason` for that schedule. Nothing in it is needed to run the kernels.
+    """
 
     target: str
     images: dict[str, Image]
     entries: dict[str, EntrySpec]
     resources: dict[str, dict[str, int]] = field(default_factory=dict[str, dict[str, int]])
+    kernels: dict[str, dict[str, Any]] = field(default_factory=dict[str, dict[str, Any]])
 
     def entry(self, name: str) -> EntrySpec:
         """The entry called `name`; `EmmyError` with the names there are, if there is none."""
@@ -167,6 +172,7 @@ class Artefact:
                 "images": names,
                 "entries": self.entries,
                 "resources": self.resources,
+                "kernels": self.kernels,
             }
             (staging / "launch.json").write_text(json.dumps(metadata, indent=1) + "\n")
             staging.chmod(0o755)
@@ -195,7 +201,9 @@ class Artefact:
                 ptx=(path / files["ptx"]).read_text() if "ptx" in files else None,
                 cubin=(path / files["cubin"]).read_bytes() if "cubin" in files else None,
             )
-        return Artefact(metadata["target"], images, metadata["entries"], metadata.get("resources", {}))
+        return Artefact(
+            metadata["target"], images, metadata["entries"], metadata.get("resources", {}), metadata.get("kernels", {})
+        )
 
 
 def _replace_folder(staging: Path, path: Path) -> None:

@@ -40,6 +40,18 @@ def is_torch_tensor(array: Any) -> bool:
     return torch is not None and isinstance(array, torch.Tensor)
 
 
+def device_ordinal(arrays: Sequence[Any]) -> int:
+    """The GPU that a call's first array in GPU memory is on; 0 if that is not known, or all are in host memory."""
+    for array in arrays:
+        if is_torch_tensor(array):
+            return max(array.get_device(), 0)
+        if hasattr(array, "__dlpack_device__"):
+            kind, device = array.__dlpack_device__()
+            if int(kind) == DLPACK_CUDA:
+                return int(device)
+    return 0
+
+
 def read_device_array(array: Any, name: str, stream: int) -> DeviceArray:
     """Describe a device array. `stream` is the handle that will use it: a producer makes its pending writes visible
     to it. Raises `EmmyError`, naming the argument, for arrays in host memory and objects that are no arrays."""

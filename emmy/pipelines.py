@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-
-from xdsl.dialects.builtin import ModuleOp
+from typing import TYPE_CHECKING
 
 from emmy.errors import EmmyError
+
+if TYPE_CHECKING:
+    from xdsl.dialects.builtin import ModuleOp
 
 LEVELS = ("tensor_op", "tile", "level3", "ptx")
 """The levels, from whole tensors to one thread."""

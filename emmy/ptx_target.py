@@ -9,10 +9,7 @@ from xdsl.context import Context
 from xdsl.dialects.builtin import ModuleOp
 from xdsl.utils.target import Target
 
-from emmy.targets import get_target
-
-DEFAULT_TARGET = "sm_90a"
-"""The target where none is named and no GPU is present."""
+from emmy.targets import DEFAULT_TARGET, get_target
 
 
 @dataclass(frozen=True)

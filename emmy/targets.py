@@ -155,6 +155,9 @@ TARGETS: dict[str, Target] = {
     )
 }
 
+DEFAULT_TARGET = "sm_90a"
+"""The target where none is named and no GPU is present."""
+
 # Names people write for a generation, and the target whose instructions they most likely want.
 USE_INSTEAD: dict[str, str] = {
     "sm_86": "sm_80",

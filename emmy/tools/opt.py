@@ -25,8 +25,8 @@ from xdsl.targets import get_all_targets
 from xdsl.xdsl_opt_main import xDSLOptMain
 
 from emmy.errors import EmmyError
-from emmy.files import write_file
-from emmy.ir import DIALECTS, as_emmy_error, decode, load_dialect, parse_module, print_module, read_text, verify_module
+from emmy.files import decode, read_text, write_file
+from emmy.ir import DIALECTS, as_emmy_error, load_dialect, parse_module, print_module, verify_module
 from emmy.ptx_target import PtxTarget
 from emmy.registry import available_passes, describe_passes, parse_passes
 from emmy.targets import get_target

@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from emmy.artefact import DTYPE_NAMES, Array, run_on_emulator
-from emmy.compiler import CompiledModule, compile, runs_on_gpu
+from emmy.compiler import CompiledModule, compile
 from emmy.errors import EmmyError
+from emmy.module import runs_on_gpu
 from emmy.tools.compile_command import add_compile_options
 from emmy.tools.inputs import choose_entry, flops, parse_shapes, random_arrays, resolve_shapes
 

@@ -1,6 +1,8 @@
 /* A CUDA driver in host memory, for tests of emmy.runtime without a GPU: device pointers are malloc'ed, and "launching"
    vector_add(a, b, out, length) adds on the CPU; mapped_add is the same with a tensor map in place of a. It checks what a real driver would: contexts, handles, sizes. Any PTX that
-   contains "reject me" fails to compile. Calls are logged to the file named by FAKE_CUDA_LOG. */
+   contains "reject me" fails to compile. PTX of version 99 is too new.
+   There are FAKE_CUDA_DEVICES devices (1); the handles of contexts, modules and functions of device N end in N. Stream 99 is
+   being captured. Calls are logged to the file named by FAKE_CUDA_LOG. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <stdint.h>
@@ -9,9 +11,9 @@
 #include <string.h>
 
 typedef int Status;
-enum { OK = 0, INVALID_VALUE = 1, INVALID_PTX = 218, INVALID_CONTEXT = 201, NOT_FOUND = 500, SYMBOL_MISSING = 500 };
-static void *const CONTEXT = (void *)0x1000;
-static _Thread_local void *current;
+enum { OK = 0, INVALID_VALUE = 1, INVALID_IMAGE = 200, INVALID_PTX = 218, UNSUPPORTED_PTX = 222, INVALID_CONTEXT = 201, NOT_FOUND = 500, SYMBOL_MISSING = 500, CAPTURE_UNSUPPORTED = 900 };
+enum { CAPTURED = 99 };
+static _Thread_local uintptr_t current;
 static char module_kind[32];
 static int shared_limit;
 
@@ -25,26 +27,30 @@ static void note(const char *text) {
 
 Status cuInit(unsigned flags) { return flags ? INVALID_VALUE : OK; }
 Status cuDriverGetVersion(int *version) { return *version = 13000, OK; }
-Status cuDeviceGetCount(int *count) { return *count = 1, OK; }
-Status cuDeviceGet(int *device, int ordinal) { return *device = ordinal, ordinal ? INVALID_VALUE : OK; }
+static int devices(void) { return getenv("FAKE_CUDA_DEVICES") ? atoi(getenv("FAKE_CUDA_DEVICES")) : 1; }
+static int entered(void) { return current >= 0x1000 && current < 0x1000 + devices(); }
+Status cuDeviceGetCount(int *count) { return *count = devices(), OK; }
+Status cuDeviceGet(int *device, int ordinal) { return *device = ordinal, ordinal < devices() ? OK : INVALID_VALUE; }
 Status cuDeviceGetName(char *name, int length, int device) { return snprintf(name, length, "Fake %d", device), OK; }
 Status cuDeviceGetAttribute(int *value, int attribute, int device) {
   *value = attribute == 75 ? 9 : attribute == 76 ? 0 : -1;
   return OK;
 }
-Status cuDevicePrimaryCtxRetain(void **context, int device) { return *context = CONTEXT, OK; }
-Status cuCtxGetCurrent(void **context) { return *context = current, OK; }
-Status cuCtxSetCurrent(void *context) { return current = context, OK; }
+Status cuDevicePrimaryCtxRetain(void **context, int device) { return *context = (void *)(0x1000ul + device), OK; }
+Status cuCtxGetCurrent(void **context) { return *context = (void *)current, OK; }
+Status cuCtxSetCurrent(void *context) { return current = (uintptr_t)context, OK; }
 Status cuGetErrorName(Status status, const char **name) { return *name = "CUDA_ERROR_FAKE", OK; }
 Status cuGetErrorString(Status status, const char **text) { return *text = "a fake failure", OK; }
 
 Status cuModuleLoadData(void **module, const void *image) {
-  if (current != CONTEXT) return INVALID_CONTEXT;
+  if (!entered()) return INVALID_CONTEXT;
+  if (!strcmp(image, "\x7f" "ELF of the future")) return INVALID_IMAGE;
   strcpy(module_kind, memcmp(image, "\x7f" "ELF", 4) ? "ptx" : "cubin");
   note(module_kind);
-  return *module = (void *)0x2000, OK;
+  return *module = (void *)(0x1000 + current), OK;
 }
 Status cuModuleLoadDataEx(void **module, const void *image, unsigned count, int *options, void **values) {
+  if (strstr(image, ".version 99")) return UNSUPPORTED_PTX;
   if (strstr(image, "reject me")) {
     for (unsigned i = 0; i < count; i++)
       if (options[i] == 5) strcpy(values[i], "line 7: what is this");
@@ -52,14 +58,14 @@ Status cuModuleLoadDataEx(void **module, const void *image, unsigned count, int 
   }
   return cuModuleLoadData(module, image);
 }
-Status cuModuleUnload(void *module) { return module == (void *)0x2000 ? OK : INVALID_VALUE; }
+Status cuModuleUnload(void *module) { return (uintptr_t)module >> 12 == 2 ? OK : INVALID_VALUE; }
 Status cuModuleGetFunction(void **function, void *module, const char *name) {
-  if (module != (void *)0x2000) return NOT_FOUND;
-  if (!strcmp(name, "mapped_add")) return *function = (void *)0x4000, OK;
-  return strcmp(name, "vector_add") ? NOT_FOUND : (*function = (void *)0x3000, OK);
+  if ((uintptr_t)module >> 12 != 2) return NOT_FOUND;
+  if (!strcmp(name, "mapped_add")) return *function = (char *)module + 0x2000, OK;
+  return strcmp(name, "vector_add") ? NOT_FOUND : (*function = (char *)module + 0x1000, OK);
 }
 Status cuFuncSetAttribute(void *function, int attribute, int value) {
-  if (function != (void *)0x3000 || attribute != 8 || value > 232448) return INVALID_VALUE;
+  if ((uintptr_t)function >> 12 != 3 || attribute != 8 || value > 232448) return INVALID_VALUE;
   return shared_limit = value, OK;
 }
 Status cuMemAlloc_v2(uint64_t *pointer, size_t size) {
@@ -71,7 +77,8 @@ Status cuMemFree_v2(uint64_t pointer) { return free((void *)pointer), OK; }
 Status cuMemsetD8Async(uint64_t to, unsigned char value, size_t size, void *stream) { return memset((void *)to, value, size), OK; }
 Status cuMemcpyHtoDAsync_v2(uint64_t to, const void *from, size_t size, void *stream) { return memcpy((void *)to, from, size), OK; }
 Status cuMemcpyDtoHAsync_v2(void *to, uint64_t from, size_t size, void *stream) { return memcpy(to, (void *)from, size), OK; }
-Status cuStreamSynchronize(void *stream) { return OK; }
+Status cuStreamSynchronize(void *stream) { return (uintptr_t)stream == CAPTURED ? CAPTURE_UNSUPPORTED : OK; }
+Status cuStreamIsCapturing(void *stream, int *state) { return *state = (uintptr_t)stream == CAPTURED, OK; }
 Status cuPointerGetAttribute(void *value, int attribute, uint64_t pointer) { return *(int *)value = 0, OK; }
 
 static int list(char *to, const char *name, const void *values, int width, int count) {
@@ -105,8 +112,8 @@ Status cuLaunchKernel(void *function, unsigned gx, unsigned gy, unsigned gz, uns
   char line[128];
   snprintf(line, sizeof line, "launch %u,%u,%u %u,%u,%u %u stream %lu", gx, gy, gz, bx, by, bz, shared, (uintptr_t)stream);
   note(line);
-  int mapped = function == (void *)0x4000;
-  if (current != CONTEXT || !mapped && function != (void *)0x3000 || extra || !gx || shared > 49152 && (int)shared > shared_limit)
+  int mapped = (uintptr_t)function == 0x3000 + current;
+  if (!entered() || !mapped && (uintptr_t)function != 0x2000 + current || extra || !gx || shared > 49152 && (int)shared > shared_limit)
     return INVALID_VALUE;
   /* A parameter's value begins where params points: the address, or the map, whose first word the fake made the address. */
   float *a = *(float **)params[0], *b = *(float **)params[1], *out = *(float **)params[2];

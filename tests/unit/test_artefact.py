@@ -61,13 +61,14 @@ def test_a_folder_comes_back_as_it_was(tmp_path):
         {"matmul": Image("// ptx\n", b"\x7fELF"), "text": Image("// only text\n")},
         {"matmul": ENTRY},
         {"matmul_kernel": {"registers": 236, "spill_bytes": 0, "shared_bytes": 147456}},
+        {"matmul_kernel": {"image": "matmul", "opt_level": 3, "schedule": {"stages": 3}, "reason": "pinned"}},
     )
     saved.save(tmp_path / "deep" / "folder")
     assert Artefact.load(tmp_path / "deep" / "folder") == saved
     written = json.loads((tmp_path / "deep" / "folder" / "launch.json").read_text())
     assert written["format"] == 1
     assert written["images"] == {"matmul": {"ptx": "matmul.ptx", "cubin": "matmul.cubin"}, "text": {"ptx": "text.ptx"}}
-    assert list(written) == ["format", "emmy", "target", "images", "entries", "resources"]
+    assert list(written) == ["format", "emmy", "target", "images", "entries", "resources", "kernels"]
 
 
 def test_saving_replaces_the_whole_folder_and_leaves_nothing_beside_it(tmp_path):

@@ -11,9 +11,11 @@ import pytest
 import emmy
 from emmy.artefact import Artefact, run_on_emulator
 from emmy.assemble import find_tool
-from emmy.compiler import CompiledModule, Options, default_target, lower, schedule_options
+from emmy.compilation import lower
+from emmy.compiler import CompiledModule, Options, default_target
 from emmy.errors import EmmyError
 from emmy.ir import parse_module, print_module
+from emmy.options import schedule_options
 from emmy.pipelines import LEVELS, PIPELINES, level_of, pipeline_for, pipeline_text
 from emmy.registry import parse_passes
 from emmy.schedules import Schedule
@@ -67,7 +69,7 @@ def test_one_artefact_serves_all_sizes(module: CompiledModule):
         (([1.0], integers(64, 64)), {}, "takes NumPy arrays, got a list"),
         ((integers(64, 64), integers(64, 64)), {"out": np.empty((2, 2), np.float16)}, "out does not fit"),
         ((integers(64, 64), integers(64, 64)), {"stream": 7}, "no streams"),
-        ((integers(64, 64), integers(64, 64)), {"device": "gpu"}, "device is one of auto, cuda, emulator"),
+        ((integers(64, 64), integers(64, 64)), {"device": "gpu"}, "device is one of auto, cuda, cuda:N, emulator, got 'gpu'"),
     ],
 )  # fmt: skip
 def test_calls_that_break_the_contract(module: CompiledModule, arguments: tuple, options: dict, words: str):

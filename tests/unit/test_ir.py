@@ -10,7 +10,8 @@ from xdsl.dialects.builtin import FileLineColLoc, ModuleOp, i32
 from xdsl.ir import Block, Region
 
 from emmy.errors import EmmyError, SourceLocation
-from emmy.ir import decode, parse_attribute, parse_module, print_module, read_text, verify_module
+from emmy.files import decode, read_text
+from emmy.ir import parse_attribute, parse_module, print_module, verify_module
 from emmy.locations import location_of, show_error
 from emmy.passes.check_dominance import check_dominance
 

@@ -1,0 +1,89 @@
+"""Why each kernel has its schedule, in words: pinned by the text, a row of the target's table, or replaced by options.
+
+The words are made beside `assign-schedule`, from its input and its result, and find the kernel by its place in the text,
+so that they need no room in the IR.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, fields
+from math import prod
+from typing import Any
+
+from xdsl.dialects.builtin import ModuleOp
+
+from emmy.dialects import tile
+from emmy.dialects.common import DYNAMIC
+from emmy.dialects.tensor_op import MatmulOp, accumulation_policy, tensor_type
+from emmy.dialects.tile import ScheduleAttr
+from emmy.errors import SourceLocation
+from emmy.locations import location_of
+from emmy.options import Options
+from emmy.schedules import CANDIDATES, HYBRID_CANDIDATES, UNKNOWN_SIZE, Schedule
+from emmy.targets import get_target
+
+Places = dict[SourceLocation | None, str]
+
+
+def pinned_products(module: ModuleOp) -> set[MatmulOp]:
+    """The products whose schedule stands in the text."""
+    return {op for op in module.walk() if isinstance(op, MatmulOp) and "emmy.schedule" in op.attributes}
+
+
+def schedule_reasons(module: ModuleOp, pinned: set[MatmulOp], options: Options) -> Places:
+    """Why each product of a module has the schedule that `assign-schedule` left, by the product's place."""
+    reasons: Places = {}
+    for op in module.walk():
+        schedule = op.attributes.get("emmy.schedule")
+        if isinstance(op, MatmulOp) and isinstance(schedule, ScheduleAttr):
+            reason = "pinned by the text" if op in pinned else _table_reason(op, schedule.data, options)
+            reasons[location_of(op)] = f"{reason}; {_waves(op, schedule.data, options.target)}"
+    return reasons
+
+
+def kernel_schedules(module: ModuleOp, reasons: Places) -> dict[str, dict[str, Any]]:
+    """`schedule` (its fields) and `reason` of each `tile.kernel`, by name. Kernels without a product have no reason of
+    their own, and neither have those that the text gave below level 1."""
+    found: dict[str, dict[str, Any]] = {}
+    for kernel in module.body.block.ops:
+        if isinstance(kernel, tile.KernelOp) and kernel.schedule is not None:
+            given = "the fixed schedule of kernels without a product" if reasons else "given by the text"
+            reason = reasons.get(location_of(kernel), given)
+            values = asdict(kernel.schedule.data).items()
+            schedule = {name: list(value) if isinstance(value, tuple) else value for name, value in values}
+            found[kernel.sym_name.data] = {"schedule": schedule, "reason": reason}
+    return found
+
+
+def _table_reason(op: MatmulOp, schedule: Schedule, options: Options) -> str:
+    """The row of the table, and what options replaced."""
+    hybrid = accumulation_policy(op).policy.data == "hybrid"
+    rows = (HYBRID_CANDIDATES if hybrid else CANDIDATES)[options.target]
+    replaced = [name for name, _ in options.schedule]
+    kept = [f.name for f in fields(Schedule) if f.name not in replaced]
+    matching = [
+        number
+        for number, row in enumerate(rows, 1)
+        if all(getattr(row.schedule, name) == getattr(schedule, name) for name in kept)
+    ]
+    if "block" in replaced:
+        text = "options choose the block"
+    elif matching:
+        which = f"{'hybrid ' if hybrid else ''}table of {options.target}"
+        text = f"row {matching[0]} of {len(rows)} of the {which}, whose waves take least time"
+    else:
+        text = "the smallest tile of the table, with as many stages as fit beside the epilogue"
+    return text + (f", with {', '.join(replaced)} from options" if replaced else "")
+
+
+def _waves(op: MatmulOp, schedule: Schedule, target: str) -> str:
+    """How many CTAs there are, and how they fill the target's SMs."""
+    *batch, m, n = tensor_type(op.result).get_shape()
+    known = [UNKNOWN_SIZE if size == DYNAMIC else size for size in (m, n)]
+    rows, columns = (-(-size // block) for size, block in zip(known, schedule.block, strict=False))
+    ctas = rows * columns * prod(1 if size == DYNAMIC else size for size in batch)
+    sms = get_target(target).sms
+    waves = -(-ctas // sms)
+    assumed = f" (a ? size counts as {UNKNOWN_SIZE})" if DYNAMIC in (m, n) else ""
+    full = 100 * ctas / (waves * sms) if waves else 0
+    return f"{ctas} CTAs are {waves} wave{'s'[: waves != 1]} of {sms} SMs, {full:.0f} % full{assumed}"

@@ -1,0 +1,59 @@
+"""What a compilation depends on beside its text. Imports no xDSL, so that a cached compilation needs none."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from emmy.errors import EmmyError
+from emmy.pipelines import Step
+
+
+@dataclass(frozen=True)
+class Options:
+    """What a compilation depends on beside the text.
+
+    target: a name of `emmy.targets`. accumulate: the policy of products that state none, as the text spells it
+    (`f32`, `hybrid, max_k = 64`). schedule: fields of `emmy.schedules.Schedule` that replace the table's choice.
+    opt_level: of ptxas, None for the schedule's. verify_each: verify after every pass.
+    entry: the only function to compile, or None. Raises `EmmyError` for an opt_level that ptxas does not have.
+    """
+
+    target: str
+    accumulate: str | None = None
+    schedule: tuple[tuple[str, Any], ...] = ()
+    opt_level: int | None = None
+    verify_each: bool = False
+    entry: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.opt_level not in (None, 0, 1, 2, 3):
+            raise EmmyError(f"optimisation level {self.opt_level} does not exist; ptxas has 0 to 3")
+
+    def pass_text(self, step: Step) -> str:
+        """The step's pass with these options."""
+        if step.name != "assign-schedule" or not self.schedule:
+            return step.spec
+        return f"assign-schedule{{{' '.join(schedule_options(dict(self.schedule)))}}}"
+
+
+GRIDS = {"block": ("block_m", "block_n", "block_k"), "warps": ("warps_m", "warps_n")}
+
+
+def schedule_options(fields: Mapping[str, Any]) -> list[str]:
+    """Schedule fields as options of `assign-schedule`: `block_m=128`, `transport="cp_async"`."""
+    from emmy.schedules import SCHEDULE_FIELDS
+
+    options: list[str] = []
+    for name, value in fields.items():
+        if name not in SCHEDULE_FIELDS:
+            raise EmmyError(f"a schedule has no field '{name}'; its fields are {', '.join(SCHEDULE_FIELDS)}")
+        if name in GRIDS:
+            sizes = list(value) if isinstance(value, list | tuple) else []  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType]
+            if len(sizes) != len(GRIDS[name]):  # pyright: ignore[reportUnknownArgumentType]
+                raise EmmyError(f"the schedule's {name} is {len(GRIDS[name])} numbers, got {value}")
+            options += [f"{option}={size}" for option, size in zip(GRIDS[name], sizes, strict=True)]  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType]
+        else:
+            options.append(f'{name}="{value}"' if isinstance(value, str) else f"{name}={value}")
+    return options
