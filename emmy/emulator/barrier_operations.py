@@ -264,8 +264,10 @@ def decode_mbarrier_expect(spelling: Spelling) -> Operation:
 
 @instruction("mbarrier.test_wait", "mbarrier.try_wait")
 def decode_mbarrier_wait(spelling: Spelling) -> Operation:
-    """p = has the phase (of a state, or of a parity) completed? A warp that would get `false` is suspended until the
-    mbarrier completes a phase; it gets its `false` only when nothing else can run."""
+    """p = has the phase (of a state, or of a parity) completed?
+
+    A poll may fail, so the first one does; a warp that polls again at once is suspended until the mbarrier completes a
+    phase, and gets another `false` only when nothing else can run."""
     parity = bool(spelling.take("parity"))
     tries = spelling.prefix.endswith("try_wait")
     _ordering(spelling, "acquire")
@@ -298,15 +300,26 @@ def _wait(machine: Machine, address: Address, target: Operand, phase: Operand, p
 
     def execute_warp(warp: int, mask: Array | None) -> None:
         flat = addresses(warp, warp + 1, mask)
-        results = _each_lane(machine, flat, warp, warp + 1, mask, completed)
         barriers = machine.mbarriers
+        at, row = int(flat[0]), wanted[warp]
+        if mask is None and (flat == at).all() and (row == row[0]).all() and barriers.visible_to_warp(at, warp):
+            results = [completed(at, barriers.objects[at], warp, 0)] * flat.size
+        else:
+            results = _each_lane(machine, flat, warp, warp + 1, mask, completed)
         if not all(results) and warp not in machine.poll_fails:
             at = flat.tolist()[results.index(False)]
+            poll = (machine.pcs[warp] - 1, at)
+            if machine.failed_poll[warp] != poll:
+                machine.failed_poll[warp] = poll
+                write(warp, warp + 1, mask, np.zeros((1, 32), np.bool_))
+                return
             text = f"mbarrier {at:#x}, now in phase {barriers.objects[at].phase}"
             machine.waiting[warp] = Waiting(text, at, retry=True)
             machine.pcs[warp] -= 1
             return
         machine.poll_fails.discard(warp)
+        if all(results):
+            machine.failed_poll[warp] = None
         lanes = machine.lanes(warp, warp + 1, mask)
         for at in set(flat.tolist()):
             mine = [int(i) for i, a, done in zip(lanes[1], flat, results, strict=True) if a == at and done]

@@ -171,6 +171,11 @@ class MBarriers:
             )
         return barrier
 
+    def visible_to_warp(self, address: int, warp: int) -> bool:
+        """Is there an mbarrier whose initialisation all lanes of the warp know of? (What `find` checks for a lane.)"""
+        barrier = self.objects.get(address)
+        return barrier is not None and barrier.epoch <= self.machine.clocks.known[warp, barrier.warp]
+
     def expect(self, address: int, barrier: MBarrier, tx: int) -> None:
         """expect_tx: the current phase waits for `tx` more bytes."""
         self._count_bytes(address, barrier, tx)

@@ -120,6 +120,7 @@ class Machine:
         self.exited = [False] * self.warps
         self.waiting: list[Waiting | None] = [None] * self.warps
         self.poll_fails: set[int] = set()  # warps whose next mbarrier poll may return false
+        self.failed_poll: list[tuple[int, int] | None] = [None] * self.warps  # position and mbarrier of the last poll
         self.barriers = NamedBarriers(self)
         self.mbarriers = MBarriers(self)
         self.copies = CopyQueues(self)
@@ -141,6 +142,7 @@ class Machine:
         self.exited = [False] * self.warps
         self.waiting = [None] * self.warps
         self.poll_fails.clear()
+        self.failed_poll = [None] * self.warps
         self.clocks.reset()
         self.shared.reset()
         self.barriers.reset()

@@ -163,8 +163,7 @@ class Scheduler:
         if target is None:
             if mask is None or mask.any():
                 self._execute(slot, low, high, mask, ((1 << (high - low)) - 1) << low)
-                # What is executed again when the warp wakes up counts then.
-                slot.count -= sum(1 for w in range(low, high) if machine.waiting[w] and machine.pcs[w] == position)
+                slot.count -= self._to_be_repeated(low, high, position, mask)
         else:
             for warp in range(low, high):
                 if self._taken(slot, warp, None if mask is None else mask[warp - low]):
@@ -172,8 +171,20 @@ class Scheduler:
                         machine.exited[warp] = True
                     else:
                         machine.pcs[warp] = target
+                        poll = machine.failed_poll[warp]
+                        slot.count -= poll is not None and poll[0] == target
             slot.count += high - low
         self._check_budget(position, low)
+
+    def _to_be_repeated(self, low: int, high: int, position: int, mask: Array | None) -> int:
+        """How many of the warps failed to poll, or wait for registers, and will do so again: only success counts."""
+        machine = self.machine
+        count = 0
+        for warp in range(low, high):
+            poll, reason = machine.failed_poll[warp], machine.waiting[warp]
+            again = (poll is not None and poll[0] == position) or (reason is not None and reason.pool)
+            count += again and (mask is None or bool(mask[warp - low].any()))
+        return count
 
     def _taken(self, slot: Slot, warp: int, row: Array | None) -> bool:
         if row is None:
