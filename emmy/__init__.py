@@ -11,8 +11,9 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from emmy.compiler import CompiledModule, compile
+    from emmy.module import Module, load
 
-__all__ = ["CompiledModule", "__version__", "compile"]
+__all__ = ["CompiledModule", "Module", "__version__", "compile", "load"]
 
 
 def __getattr__(name: str) -> Any:
@@ -20,4 +21,8 @@ def __getattr__(name: str) -> Any:
         from emmy import compiler
 
         return getattr(compiler, name)
+    if name in ("load", "Module"):
+        from emmy import module
+
+        return getattr(module, name)
     raise AttributeError(f"module 'emmy' has no attribute '{name}'")

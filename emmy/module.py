@@ -118,8 +118,7 @@ class Entry:
         ordinal = int(cuda[1]) if cuda is not None and cuda[1] is not None else device_ordinal(args)
         call = self.module.cuda(ordinal).caller(self.name)
         if args and is_torch_tensor(args[0]) and args[0].get_device() == ordinal:
-            kind: type = type(args[0])
-            _tensor_types.add(kind)
+            _tensor_types.add(type(args[0]))
             self._calls[ordinal] = call
         return call(args, out, stream)
 
@@ -141,7 +140,7 @@ class Entry:
         return results[0] if len(results) == 1 else tuple(results)
 
 
-_tensor_types: set[type] = set()
+_tensor_types: set[Any] = set()
 """Types of arguments that turned out to be PyTorch tensors: the class itself and its subclasses, such as Parameter."""
 
 

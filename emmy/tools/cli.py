@@ -1,9 +1,10 @@
 """`emmy`: compile, run and check kernels from the command line.
 
-    emmy compile FILE [--target T] [-o out.ptx | out.cubin | out.mlir | DIR] [--dump-ir DIR]
-    emmy run FILE [--device auto | cuda | emulator] [--random SEED] [--check]
+    emmy compile FILE [--target T] [-o out.ptx | out.cubin | out.mlir | DIR] [--dump-ir DIR] [--report]
+    emmy run FILE [--device auto | cuda | emulator] [--random SEED] [--check] [--report]
     emmy check FILE                      run every level on the same inputs; name the first that differs
     emmy bench DIR [--out FILE]          time artefacts on a GPU
+    emmy cache [path | list | clear]     compiled kernels that are kept on disk
 
 Exit codes: 0 done, 1 something is wrong with the input or a check failed, 2 wrong command line.
 """
@@ -21,6 +22,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "compile": ("emmy.tools.compile_command", "text to PTX, a cubin, the text of a level, or an artefact folder"),
     "run": ("emmy.tools.run_command", "call a function with random inputs, on the GPU or the emulator"),
     "check": ("emmy.tools.check_command", "run every level on the same inputs; name the first that differs"),
+    "cache": ("emmy.tools.cache_command", "compiled kernels that are kept on disk: where, which, remove them"),
 }
 """Command -> (module with `add_arguments` and `run`, summary). Only the one that is called is imported."""
 

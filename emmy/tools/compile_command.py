@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 from pathlib import Path
 
+from emmy.assemble import require_tool
 from emmy.compiler import CompiledModule, compile
 from emmy.errors import EmmyError
 from emmy.files import write_file
@@ -29,7 +31,25 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add("--dump-ir", metavar="DIR", help="write the text after every pass into DIR")
     add("--entry", metavar="NAME", help="compile this function only")
+    add_report_option(parser)
     add_compile_options(parser)
+
+
+def add_report_option(parser: argparse.ArgumentParser) -> None:
+    """What compile and run share, for `print_report`."""
+    parser.add_argument(
+        "--report",
+        nargs="?",
+        const="text",
+        choices=("text", "json"),
+        help="print what each kernel takes (registers, spills, shared memory, occupancy, main loop) and its schedule",
+    )
+
+
+def print_report(module: CompiledModule, form: str) -> None:
+    """The report on stdout."""
+    report = module.report()
+    print(json.dumps(report.as_json(), indent=1) if form == "json" else report)
 
 
 def add_compile_options(parser: argparse.ArgumentParser) -> None:
@@ -50,10 +70,15 @@ def run(args: argparse.Namespace) -> int:
         opt_level=args.opt_level,
         entry=args.entry,
     )
-    if args.output is None:
+    if args.output is not None:
+        write_output(module, args.output, args.level)
+    elif args.level or not args.report:
         sys.stdout.write(module.ir(args.level) if args.level else module.ptx)
-        return 0
-    write_output(module, args.output, args.level)
+    if args.report:
+        print_report(module, args.report)
+    elif args.output is not None and Path(args.output).suffix in ("", ".cubin"):
+        for kernel, used in resources(module).items():
+            print(f"{kernel}: {used}", file=sys.stderr)
     return 0
 
 
@@ -71,8 +96,10 @@ def write_output(module: CompiledModule, output: str, level: str | None) -> None
             raise EmmyError(
                 "the module has kernels of several optimisation levels; write a folder, or give --opt-level"
             )
-        (assembled,) = module.assembled.values()
-        write_file(output, assembled.cubin)
+        (image,) = module.artefact.images.values()
+        if image.cubin is None:
+            require_tool("ptxas")
+        write_file(output, image.cubin or b"")
     elif suffix:
         raise EmmyError(f"'{output}' ends in none of .ptx, .cubin, .mlir; a folder's name has no dot")
     else:
@@ -82,8 +109,6 @@ def write_output(module: CompiledModule, output: str, level: str | None) -> None
             module.artefact.save(output)
         except OSError as error:
             raise EmmyError(f"cannot write '{output}': {(error.strerror or str(error)).lower()}") from None
-    for kernel, used in (resources(module) if suffix in ("", ".cubin") else {}).items():
-        print(f"{kernel}: {used}", file=sys.stderr)
 
 
 def resources(module: CompiledModule) -> dict[str, str]:

@@ -14,7 +14,7 @@ from emmy.artefact import DTYPE_NAMES, Array, run_on_emulator
 from emmy.compiler import CompiledModule, compile
 from emmy.errors import EmmyError
 from emmy.module import runs_on_gpu
-from emmy.tools.compile_command import add_compile_options
+from emmy.tools.compile_command import add_compile_options, add_report_option, print_report
 from emmy.tools.inputs import choose_entry, flops, parse_shapes, random_arrays, resolve_shapes
 
 EMULATED_FLOPS_PER_SECOND = 5e7
@@ -35,6 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="compare with the float64 interpreter; exit code 1 beyond the policy's bound",
     )
+    add_report_option(parser)
     add_data_options(parser)
     add_compile_options(parser)
 
@@ -68,6 +69,8 @@ def run(args: argparse.Namespace) -> int:
     results = run_on_gpu(module, entry, arrays) if on_gpu else emulate(module, entry, arrays, work)
     for buffer, result in zip(spec["results"], results, strict=True):
         print(f"{buffer['name']}: {describe(result)}")
+    if args.report:
+        print_report(module, args.report)
     if not args.check:
         return 0
     return check(module, entry, arrays, results)
