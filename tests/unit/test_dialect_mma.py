@@ -45,6 +45,9 @@ WHOLE = (
   %i = mma.coord 1 from %z : {fragment("1x32", "i32")}
   %l = mma.slice %h at [16, 8] : {C} -> {fragment("16x8")}
   %j = mma.join %l, %l axis 1 : {fragment("16x8")}, {fragment("16x8")} -> {fragment("16x16")}
+  %ga = mma.load_global %v[%z, %wm] : !tile.view<64x64xf16> -> {A}
+  %gb = mma.load_global %v[%z, %wm] transposed : !tile.view<64x64xf16> -> {B}
+  %bad = mma.any_nonfinite %d : {F}
   mma.store %h -> %o["c"][%z, %z] : {C} -> !async_copy.slot<@out, fill>
   mma.store_global %f -> %w[%z, %z, %z] : {F} -> !tile.view<2x64x64xf32>
 }}
@@ -80,6 +83,18 @@ BROKEN = {
     "offsets of store_global": (
         f"mma.store_global %f -> %w[%z, %z] : {F} -> !tile.view<2x64x64xf32>",
         "a view of rank 3 wants 3 element offsets, got 2",
+    ),
+    "element of load_global": (
+        f"%q = mma.load_global %w[%z, %z, %z] : !tile.view<2x64x64xf32> -> {A}",
+        "the view holds f32, the tile f16",
+    ),
+    "offsets of load_global": (
+        f"%q = mma.load_global %v[%z] : !tile.view<64x64xf16> -> {A}",
+        "a view of rank 2 wants 2 element offsets, got 1",
+    ),
+    "element of any_nonfinite": (
+        f"%i = mma.coord 1 from %z : {fragment('1x32', 'i32')}\n%q = mma.any_nonfinite %i : {fragment('1x32', 'i32')}",
+        "any_nonfinite tests floats",
     ),
     "places of mma": (
         f"%q = mma.mma %b, %b, %c : ({B}, {B}) -> {C}",
