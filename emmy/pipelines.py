@@ -49,6 +49,7 @@ DEFAULT: tuple[Step, ...] = (
     Step("level3", "lower-raster", ("tile.grid",)),
     Step("level3", "canonicalize", ("tile.kernel",)),
     Step("level3", "cse", ("tile.kernel",)),
+    Step("level3", "unroll-loops", ("async_copy.slot",)),
     Step("ptx", "lower-to-ptx", ("tile.kernel",)),
 )
 """Options named `target` are filled in by whoever runs the pipeline; everything else is in the schedule."""

@@ -32,6 +32,7 @@ PASSES: dict[str, str] = {
     "delay-copies": "emmy.passes.delay_copies",
     "allocate-shared": "emmy.passes.allocate_shared",
     "lower-raster": "emmy.passes.lower_raster",
+    "unroll-loops": "emmy.passes.unroll_loops",
     "lower-to-ptx": "emmy.lowering.level3_to_ptx",
 }
 """Emmy's passes, in the order of the default pipeline, and the module in which each is defined."""

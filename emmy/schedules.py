@@ -33,6 +33,7 @@ RANGES: dict[str, tuple[int, int]] = {
     "fragments": (1, 2),
     "delay": (0, 64),
     "prefetch": (0, 1),
+    "unroll": (1, 16),
     "opt_level": (0, 3),
     "producer_warps": (1, 8),
     "persistent": (0, 1),
@@ -55,6 +56,7 @@ class Schedule:
     sites: where a unified kernel issues copies: after each wait, or once a loop body.
     delay: products of a loop body that stand before its copies: one a k-step, in hybrid sums one a slice and k-step.
     prefetch: 1 to load the first fragments of the next slot before the last product of this one.
+    unroll: steps of the main loop in one body; a multiple of the stages makes the slots of its rings known.
     promote: contraction elements per f16 partial; 0 takes the policy's max_k.
     promotion: how a partial goes into the f32 sum: `convert` and add, or a product with an `identity`; `auto` takes the target's.
     partials: what order the products of a partial have (`split-accumulation`); `auto` takes what registers suffice for.
@@ -77,6 +79,7 @@ class Schedule:
     sites: str = "eager"
     delay: int = 1
     prefetch: int = 1
+    unroll: int = 1
     promote: int = 0
     promotion: str = "auto"
     partials: str = "auto"
@@ -178,7 +181,9 @@ def shared_bytes(schedule: Schedule, epilogue: Epilogue = Epilogue(), operand_by
         end = start + (rows if spans_rows else 1) * (columns if spans_columns else 1) * element
     result = rows * columns * epilogue.result_bytes if schedule.epilogue == "shared" else 0
     # A CTA that goes on with the next tile fills the ring while the result leaves: they do not share bytes.
-    end = -(-end // SHARED_ALIGNMENT) * SHARED_ALIGNMENT + result if schedule.persistent and result else max(end, result)
+    end = (
+        -(-end // SHARED_ALIGNMENT) * SHARED_ALIGNMENT + result if schedule.persistent and result else max(end, result)
+    )
     by_mbarrier = schedule.transport == "tma" or schedule.roles == "specialized"
     return end + (slots * MBARRIERS_BYTES if by_mbarrier else 0)
 
@@ -304,7 +309,6 @@ _SMALL_SHARED = _tiles(
     ((128, 64, 64), (2, 2), 3, 0.75),
     ((64, 64, 64), (2, 2), 4, 0.55),
 )
-
 
 
 def _transported(target: str, candidates: tuple[Candidate, ...]) -> tuple[Candidate, ...]:

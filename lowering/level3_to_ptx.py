@@ -222,22 +222,25 @@ class KernelLowering(EventLowering):
         """A loop that carries registers. The counter takes the multiple that bounds and step have in common."""
         b, old = self.builder, op.body.block
         bounds = [self.number(v) for v in (op.lb, op.ub, op.step)]
-        starts = [register for arg in op.iter_args for register in self.flat(arg)]
+        fixed = self.fixed_places(op)
+        starts = [
+            register for arg, stays in zip(op.iter_args, fixed, strict=True) for register in self.flat(arg, stays)
+        ]
         body = Block(arg_types=[i32, *(v.type for v in starts)])
         multiple = min(b.multiple(bounds[0]), b.multiple(bounds[2]))
         b.enter(body)
         b.multiples[body.args[0]] = multiple
         self.values[old.args[0]] = body.args[0]
-        self.bind(old.args[1:], op.iter_args, list(body.args[1:]))
+        self.bind(old.args[1:], op.iter_args, list(body.args[1:]), fixed)
         self.convert_block(old)
         last = cast(scf.YieldOp, old.last_op)
-        ends = [register for value in last.operands for register in self.flat(value)]
+        ends = [r for value, stays in zip(last.operands, fixed, strict=True) for r in self.flat(value, stays)]
         b.add_op(scf.YieldOp(*ends))
         b.leave()
         b.location = op.location
         loop = scf.ForOp(b.register(bounds[0]), b.register(bounds[1]), b.register(bounds[2]), starts, body)
         b.add_op(loop)
-        self.bind(op.results, op.iter_args, list(loop.results))
+        self.bind(op.results, op.iter_args, list(loop.results), fixed)
 
     def branch(self, op: scf.IfOp) -> None:
         """A uniform branch; a condition known now leaves one region."""

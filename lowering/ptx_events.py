@@ -158,6 +158,38 @@ class EventLowering(LoweredValues):
         else:
             self.values[op.slot], self.values[op.next] = place, following
 
+    def fixed_places(self, loop: scf.ForOp) -> list[bool]:
+        """Which values that a loop carries are cursors or slots of a known slot, to which the loop comes back each time."""
+        block = loop.body.block
+        ends = cast(scf.YieldOp, block.last_op).operands
+        starts: dict[SSAValue, int | None] = {
+            a: self.known_place(v) for a, v in zip(block.args[1:], loop.iter_args, strict=True)
+        }
+        while True:
+            places: dict[SSAValue, int | None] = dict(starts)
+            for op in block.ops:
+                if isinstance(op, async_copy.SlotOp):
+                    place = places[op.slot] = places.get(op.cursor)
+                    if place is not None and op.predicate is None:
+                        ring = self.rings[async_copy.ring_name(op.cursor)]
+                        step = MBARRIER_BYTES if has_barriers(ring) else ring.slot_bytes
+                        places[op.next] = (place + step) % (ring.stages * step)
+            moved = [
+                a for a, end in zip(starts, ends, strict=True) if starts[a] is not None and places.get(end) != starts[a]
+            ]
+            if not moved:
+                return [place is not None for place in starts.values()]
+            starts.update(dict.fromkeys(moved))
+
+    def known_place(self, value: SSAValue) -> int | None:
+        """The place of a cursor or slot in its ring if it is known, as `places` of `slot` count it."""
+        if not isinstance(value.type, async_copy.CursorType | async_copy.SlotType):
+            return None
+        found = self.values[value]
+        if isinstance(found, tuple):
+            found = found[0] if isinstance(value.type, async_copy.CursorType) else found[1]
+        return found if isinstance(found, int) else None
+
     def slot_offset(self, slot: SSAValue) -> Number:
         """Bytes from the start of a ring to a slot."""
         found = self.values[slot]

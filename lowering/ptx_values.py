@@ -8,11 +8,12 @@ is the byte offset of the slot's mbarrier in the ring's array of them: eight tim
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import cast
+from itertools import zip_longest
 
 from xdsl.dialects.builtin import f32, i1, i32
 from xdsl.ir import SSAValue
 
+from emmy.dialects.async_copy import CursorType
 from emmy.lowering.ptx_builder import Builder, Condition, Number
 from emmy.lowering.ptx_fragments import Registers
 
@@ -53,29 +54,41 @@ class LoweredValues:
         assert isinstance(found, tuple)
         return found
 
-    def flat(self, value: SSAValue) -> Registers:
-        """What stands for a value that a loop carries, as registers."""
+    def flat(self, value: SSAValue, fixed: bool = False) -> Registers:
+        """What stands for a value that a loop carries, as registers.
+
+        fixed: the loop comes back to the same slot, which is known; what then changes is a cursor's phase.
+        """
         found = self.values[value]
         if isinstance(found, list):
             return found
         if isinstance(found, tuple):
+            if fixed:
+                return [self.builder.register(found[1])] if isinstance(value.type, CursorType) else []
             return [self.builder.register(part) for part in found]
+        if fixed:
+            return []
         if value.type == i1:
             return [self.builder.predicate(self.condition(value))]
         return [self.builder.register(found, f32 if value.type == f32 else i32)]
 
-    def bind(self, values: Sequence[SSAValue], like: Sequence[SSAValue], registers: Registers) -> None:
-        """Let `values` be made of `registers`, as many for each as `like` has."""
-        at = 0
-        for value, model in zip(values, like, strict=True):
+    def bind(
+        self, values: Sequence[SSAValue], like: Sequence[SSAValue], registers: Registers, fixed: Sequence[bool] = ()
+    ) -> None:
+        """Let `values` be made of `registers`, as many for each as `like` has; `fixed` as for `flat`, one for each."""
+        rest = iter(registers)
+        for value, model, stays in zip_longest(values, like, fixed, fillvalue=False):
+            assert isinstance(value, SSAValue)
+            assert isinstance(model, SSAValue)
             known = self.values[model]
-            count = len(known) if isinstance(known, list | tuple) else 1
-            mine = registers[at : at + count]
             if isinstance(known, list):
-                self.values[value] = mine
+                self.values[value] = [next(rest) for _ in known]
+            elif isinstance(known, tuple) and stays and isinstance(model.type, CursorType):
+                self.values[value] = (known[0], next(rest))
+            elif stays:
+                self.values[value] = known
             else:
-                self.values[value] = cast(Pair, tuple(mine)) if isinstance(known, tuple) else mine[0]
-            at += count
+                self.values[value] = (next(rest), next(rest)) if isinstance(known, tuple) else next(rest)
 
     def offsets(self, indices: Sequence[SSAValue]) -> list[Number]:
         """Element offsets."""

@@ -45,6 +45,7 @@ SCALARS = (
     "fragments",
     "epilogue",
     "sites",
+    "unroll",
     "promote",
     "promotion",
     "partials",
@@ -82,6 +83,7 @@ class AssignSchedule(ModulePass):
     sites: str = ""
     delay: int = -1
     prefetch: int = -1
+    unroll: int = 0
     promote: int = 0
     promotion: str = ""
     partials: str = ""
