@@ -121,12 +121,12 @@ def _effect(cases: Sequence[Record], axis: str, value: Any, baseline: Any) -> Ef
     first = {
         (base_name(case), json.dumps(others(case))): _speed(case)
         for case in cases
-        if case["settings"][axis] == baseline
+        if case["settings"].get(axis) == baseline
     }
     ratios: list[tuple[float, str]] = []
     for case in cases:
         key = (base_name(case), json.dumps(others(case)))
-        if case["settings"][axis] == value and key in first:
+        if case["settings"].get(axis) == value and key in first:
             ratios.append((_speed(case) / first[key], f"{base_name(case)} {variant_name(others(case))}".strip()))
     mean = geometric_mean([ratio for ratio, _ in ratios])
     return None if mean is None else Effect(axis, value, baseline, mean, len(ratios), min(ratios), max(ratios))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import textwrap
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
@@ -18,6 +19,11 @@ def markdown_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 def figure(value: float | None, form: str = ".3f", scale: float = 1.0) -> str:
     """A number, or a dash."""
     return "-" if value is None else format(value * scale, form)
+
+
+def wrapped(text: str, indent: str = "") -> str:
+    """A generated sentence in lines of a page's width; `indent` begins every line but the first."""
+    return textwrap.fill(text, 126, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
 
 
 def told(action: Callable[[], int]) -> int:

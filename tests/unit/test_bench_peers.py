@@ -64,7 +64,13 @@ def test_every_peer_is_in_the_rounds_and_the_first_stands_beside_ours(clock, mon
     assert measured.torch.products == 2  # one to make the result, one in the rounds
     assert (found["us"], found["tflops"]) == (10.0, pytest.approx(0.2))
     assert (found["peer_us"], found["ratio"]) == (15.0, 1.5)
-    assert found["peers"]["other"] == {"us": 20.0, "us_p20": 20.0, "us_p80": 20.0, "tflops": pytest.approx(0.1), "ratio": 2}
+    assert found["peers"]["other"] == {
+        "us": 20.0,
+        "us_p20": 20.0,
+        "us_p80": 20.0,
+        "tflops": pytest.approx(0.1),
+        "ratio": 2,
+    }
     assert set(found["peers"]) == {"cublas", "other"}
 
 

@@ -1,0 +1,130 @@
+"""What can be proved about a kernel for a card that is not there: the SASS of its main loop, its resources, bank conflicts.
+
+    python -m emmy.bench.static              # write docs/static.jsonl and docs/static.md
+    python -m emmy.bench.static --check      # exit code 1 if they are out of date
+
+A 4096^3 product is compiled and assembled for each target, transport, placement and policy of `ROWS`; its hottest loop is
+counted; one CTA of a short product with the same schedule runs on the emulator, which counts bank conflicts.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import json
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from emmy.artefact import Artefact, run_on_emulator
+from emmy.assemble import main_loop_mix, main_loop_products, occupancy, sass
+from emmy.bench.pages import told, write_or_check
+from emmy.bench.prepare import MATMUL
+from emmy.bench.records import Record, read_records
+from emmy.bench.static_page import page
+from emmy.compiler import compile as compile_module
+from emmy.errors import EmmyError
+from emmy.targets import get_target
+
+SIZE = 4096
+SHORT_DEPTH = 512  # of the product whose conflicts are counted: some rounds of every ring
+
+CP_ASYNC: Mapping[str, Any] = {"transport": "cp_async"}
+TMA: Mapping[str, Any] = {"transport": "tma"}
+TMA_SPECIALIZED: Mapping[str, Any] = {"transport": "tma", "roles": "specialized"}
+POLICIES = ("f32", "hybrid, max_k = 64")
+
+ROWS: dict[str, tuple[Mapping[str, Any], ...]] = {
+    "sm_89": (CP_ASYNC,),
+    "sm_120a": (CP_ASYNC, TMA, TMA_SPECIALIZED),
+    "sm_90a": (CP_ASYNC, TMA, TMA_SPECIALIZED),
+}
+"""Target -> the schedules to show; each with every policy. sm_89 has no TMA."""
+
+
+def rows() -> Iterator[Record]:
+    """A record for every target, schedule and policy."""
+    for target, schedules in ROWS.items():
+        for schedule in schedules:
+            for policy in POLICIES:
+                yield row(target, schedule, policy)
+
+
+def row(target: str, schedule: Mapping[str, Any], policy: str) -> Record:
+    """What is known about one kernel; `message` instead of figures if it cannot be compiled."""
+    known: Record = {"kind": "static", "target": target, "schedule": dict(schedule), "policy": policy}
+    try:
+        artefact = compiled(target, schedule, policy, SIZE)
+        short = compiled(target, schedule, policy, SHORT_DEPTH)
+    except EmmyError as error:
+        return known | {"message": error.message}
+    launch = artefact.entry("matmul")["launches"][0]
+    kernel, used = launch["kernel"], artefact.resources[launch["kernel"]]
+    cubin = artefact.images[launch["image"]].cubin
+    if cubin is None:
+        raise EmmyError('SASS needs ptxas and nvdisasm; install them with: pip install "emmy[ptxas]"')
+    text = sass(cubin)
+    fits = occupancy(get_target(target), used["registers"], launch["block"][0], launch["shared_bytes"])
+    return known | {
+        "registers": used["registers"],
+        "spill_bytes": used["spill_store_bytes"] + used["spill_load_bytes"],
+        "threads": launch["block"][0],
+        "shared_bytes": launch["shared_bytes"],
+        "blocks_per_sm": fits.blocks,
+        "warps_per_sm": fits.warps,
+        "limited_by": fits.limited_by,
+        "mix": main_loop_mix(text, kernel),
+        "products": main_loop_products(text, kernel),
+        "conflicts": bank_conflicts(short),
+    }
+
+
+def compiled(target: str, schedule: Mapping[str, Any], policy: str, depth: int) -> Artefact:
+    """The product with `depth` contraction elements; the schedule that is chosen does not depend on it."""
+    text = MATMUL.format(m=SIZE, n=SIZE, k=depth, t="f16")
+    return compile_module(text, target, accumulate=policy, schedule=schedule).artefact
+
+
+def bank_conflicts(artefact: Artefact) -> dict[str, int]:
+    """Extra wavefronts of one CTA on the emulator: of the `operands` (copies in, ldmatrix) and of the `result` (all else)."""
+    entry = copy.deepcopy(artefact.entry("matmul"))
+    launch = entry["launches"][0]
+    launch["grid"] = [1, 1, 1]
+    alone = replace(artefact, entries={"matmul": entry})
+    operand = np.ones((SIZE, SHORT_DEPTH), np.float16)
+    _, (report,) = run_on_emulator(alone, "matmul", [operand, operand])
+    ptx = artefact.images[launch["image"]].ptx
+    assert ptx is not None
+    lines = ptx.splitlines()
+    found = {"operands": 0, "result": 0}
+    for line, count in report.bank_conflicts.items():
+        text = lines[line - 1]
+        found["operands" if "ldmatrix" in text or "cp.async" in text else "result"] += count
+    return found
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Write or check the page."""
+    parser = argparse.ArgumentParser(prog="emmy.bench.static", description="SASS, resources and conflicts as a page.")
+    parser.add_argument("--root", type=Path, default=Path(), help="the repository (default: the current folder)")
+    parser.add_argument("--check", action="store_true", help="write nothing; exit code 1 if something is out of date")
+    parser.add_argument("--page", action="store_true", help="compile nothing; write the page of what is recorded")
+    args = parser.parse_args(argv)
+    path = args.root / "docs" / "static.jsonl"
+
+    def action() -> int:
+        records = read_records(path) if args.page else list(rows())
+        text = "".join(json.dumps(record) + "\n" for record in records)
+        return max(
+            write_or_check(path, text, args.check), write_or_check(path.with_suffix(".md"), page(records), args.check)
+        )
+
+    return told(action)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,104 @@
+"""Main loops counted from SASS: the page of what is recorded, its arithmetic, and that the record is what the compiler gives."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from emmy.assemble import find_tool
+from emmy.bench import static
+from emmy.bench.records import read_records
+from emmy.bench.static_page import (
+    classify,
+    issued,
+    meets_budget,
+    others,
+    overhead,
+    page,
+    section,
+    speed,
+    tensor_cycles,
+    useful,
+)
+
+ROOT = Path(__file__).parents[2]
+RECORDED = ROOT / "docs" / "static.jsonl"
+needs_tools = pytest.mark.skipif(
+    find_tool("ptxas") is None or find_tool("nvdisasm") is None, reason="needs ptxas and nvdisasm: not run"
+)
+
+
+def record(policy, products, target="sm_89", transport="cp_async", **mix):
+    hmma = sum(products.values())
+    return {
+        "target": target, "schedule": {"transport": transport}, "policy": policy, "products": products,
+        "mix": {"HMMA": hmma, **mix}, "registers": 200, "spill_bytes": 0, "threads": 256, "shared_bytes": 98304,
+        "blocks_per_sm": 1, "warps_per_sm": 8, "limited_by": "shared", "conflicts": {"operands": 0, "result": 3},
+    }  # fmt: skip
+
+
+F32 = record("f32", {"HMMA.16816.F32": 64}, LDSM=16, LDGSTS=6, BAR=1, IADD3=8, NOP=4)
+IDENTITY = record("hybrid, max_k = 64", {"HMMA.16816.F16": 128, "HMMA.1688.F32": 32}, LDSM=32)
+CONVERT = record("hybrid, max_k = 64", {"HMMA.16816.F16": 128}, LDSM=32, HADD2=128, FADD=128, **{"@!PT LDS": 3})
+
+
+def test_the_page_shows_what_is_recorded():
+    assert (ROOT / "docs" / "static.md").read_text() == page(read_records(RECORDED))
+
+
+def test_instructions_by_kind():
+    mix = {"HMMA": 9, "LDSM": 3, "UTMALDG": 2, "SYNCS": 1, "FHADD": 4, "NOP": 5, "@!UPT UIADD3": 6, "LDL": 7, "SHF": 8}
+    found = classify(mix)
+    assert dict(found) == {
+        "LDSM": 3, "UTMALDG": 2, "sync": 1, "convert, add": 4, "fillers": 11, "stray": 7, "integer": 8
+    }  # fmt: skip
+
+
+def test_the_tensor_cycle_model():
+    assert (tensor_cycles(F32), useful(F32)) == (32.0, 64)
+    assert tensor_cycles(IDENTITY) == 16 + 16 / 4
+    assert tensor_cycles(CONVERT) == 16.0
+    assert speed(IDENTITY, F32) == 1.6
+    assert speed(CONVERT, F32) == 2.0
+    assert speed({**CONVERT, "target": "sm_90a"}, F32) is None
+    assert issued(F32) == 99 / 64
+    assert (others(F32, True), others(F32, False), overhead(F32)) == (35 / 64, 31 / 64, 30)
+    slow = record("hybrid, max_k = 64", {"HMMA.16816.F16": 2}, IADD3=78)
+    assert speed(slow, F32) == 32 / 40  # more instructions than tensor cycles
+
+
+def test_the_budget():
+    assert meets_budget(IDENTITY)["ok"]
+    assert meets_budget(CONVERT) == {"ok": True, "tensor_cycles": 16.0, "others": 291 / 128, "spill_bytes": 0}
+    assert not meets_budget(F32)["ok"]
+    assert not meets_budget({**CONVERT, "spill_bytes": 8})["ok"]
+    assert not meets_budget(record("hybrid", {"HMMA.16816.F16": 128}, IADD3=385))["ok"]
+
+
+def test_a_section_has_loops_resources_claims_and_refusals():
+    tma = record("f32", {"HMMA.16816.F32": 64}, transport="tma", LDSM=16, UTMALDG=2, SYNCS=1)
+    text = section("sm_89", [F32, CONVERT, tma, {**F32, "policy": "f16", "message": "no\nmore"}])
+    assert "| cp_async; f32 | 128 | 0 | 0 | 32 | 12 | 0 | 2 | 0 | 0 | 16 | 8 |" in text
+    assert (
+        "| cp_async; hybrid 64 | 200 | 0 | 96 KiB | 1 x 8 warps (shared) | 0 / 3 | 16.0 | 2.25 / 2.27 | 3.27 | 2.00 |"
+        in text
+    )
+    assert "promotes by converting and adding (`HADD2.F32` and `FADD`, two instructions a value)" in text
+    assert "within budget" in text
+    assert "* tma; f32: 6 instructions that are neither HMMA nor LDSM nor fillers" in text
+    assert "0.20 of cp.async's 30." in " ".join(text.split())
+    assert "* cp_async; f16 was not compiled: no\n" in text
+
+
+@needs_tools
+def test_what_cannot_be_compiled_is_recorded_with_the_reason():
+    found = static.row("sm_89", {"transport": "tma"}, "f32")
+    assert "tma" in found["message"].lower()
+    assert "mix" not in found
+
+
+@needs_tools
+@pytest.mark.slow
+def test_the_record_is_what_the_compiler_gives():
+    recorded = [json.loads(line) for line in RECORDED.read_text().splitlines()]
+    assert list(static.rows()) == recorded, "run: python -m emmy.bench.static"
