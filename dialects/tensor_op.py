@@ -173,7 +173,7 @@ class MatmulOp(IRDLOperation):
         if len({len(s) for s in shapes}) != 1 or len(shapes[0]) < 2:
             raise VerifyException(
                 "matmul wants operands and result of one rank, at least 2; got "
-                + ", ".join(shape_text(s) for s in shapes)
+                + ", ".join(shape_text(s) or "a scalar" for s in shapes)
             )
         m, n, ka, kb = contraction(shapes[0], shapes[1], self.transpose_a is not None, self.transpose_b is not None)
         if DYNAMIC not in (ka, kb) and ka != kb:

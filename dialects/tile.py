@@ -220,9 +220,13 @@ class ScheduleAttr(ParametrizedAttribute):
         given: dict[str, object] = {}
 
         def field() -> None:
+            start = parser.pos
             key = parser.parse_identifier()
             if key not in SCHEDULE_FIELDS:
-                parser.raise_error(f"a schedule has no field '{key}'; its fields are {', '.join(SCHEDULE_FIELDS)}")
+                known = ", ".join(SCHEDULE_FIELDS)
+                parser.raise_error(f"a schedule has no field '{key}'; its fields are {known}", start, start + len(key))
+            if key in given:
+                parser.raise_error(f"the schedule's field '{key}' is given twice", start, start + len(key))
             parser.parse_punctuation("=")
             default = SCHEDULE_FIELDS[key]
             if isinstance(default, tuple):

@@ -72,9 +72,8 @@ def lower(
             _keep_only(module, options.entry)
         if options.accumulate is not None:
             _set_policy(module, options.accumulate)
+        check_functions(module)
         complete = level_of(module) == "tensor_op"
-        if complete:
-            check_functions(module)
         lowered = Lowered(module, level1_facts(module) if complete else {})
         if observe is not None:
             observe("input", module)

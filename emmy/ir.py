@@ -20,6 +20,7 @@ from xdsl.dialects.builtin import FileLineColLoc, IntAttr, ModuleOp, StringAttr,
 from xdsl.ir import Attribute, Dialect, Operation, SSAValue
 from xdsl.parser import Parser, UnresolvedOperand
 from xdsl.printer import Printer
+from xdsl.traits import SymbolOpInterface, SymbolTable
 from xdsl.utils.exceptions import ArgSpecParseError, DiagnosticException, ParseError
 from xdsl.utils.lexer import Span
 
@@ -67,12 +68,15 @@ class LocatedParser(Parser):
     """xDSL's parser, which also sets `op.location` of every op and points at the first use of an undefined value."""
 
     def __init__(self, ctx: Context, text: str, file: str, line_offset: int = 0):
-        super().__init__(ctx, text, file)
         self.file = StringAttr(file)
         self.line_offset = line_offset
         self.line_starts = [0, *(match.end() for match in re.finditer("\n", text))]
         self.op_start = 0
         self.first_uses: dict[str, Span] = {}
+        try:
+            super().__init__(ctx, text, file)
+        except ParseError as error:  # the first token is none
+            raise EmmyError(plain_sentence(error.msg), self.place(error.span.start)) from None
 
     def place(self, position: int) -> SourceLocation:
         """The line and column of a character offset."""
@@ -145,41 +149,48 @@ def _translated(parser: LocatedParser, parse: Callable[[], ResultT]) -> ResultT:
     except Exception as error:
         if isinstance(error, EmmyError) or os.environ.get(DEBUG_VARIABLE):
             raise
-        raise EmmyError(first_line(error), parser.place(parser.op_start)) from None
+        raise EmmyError(plain_sentence(first_line(error)), parser.place(parser.op_start)) from None
 
 
 def _located(error: ParseError, parser: LocatedParser) -> EmmyError:
-    message, position = error.msg.strip().splitlines()[0], error.span.start
+    # What is missing at the end of the text is missed behind its last word, not in the blank lines below.
+    message, position = (
+        error.msg.strip().splitlines()[0],
+        min(error.span.start, len(parser.lexer.input.content.rstrip())),
+    )
     undefined = [name for name in parser.first_uses if name in parser.forward_ssa_references]
     if message.startswith("values used but not defined") and undefined:
         return EmmyError(
             f"%{undefined[0]} is used but not defined", parser.place(parser.first_uses[undefined[0]].start)
         )
-    if message == "Could not parse entire input!":
-        message = "an operation was expected here"
-    return EmmyError(message, parser.place(min(position, len(parser.lexer.input.content))))
+    return EmmyError(plain_sentence(message), parser.place(position))
 
 
-def read_text(path: str | os.PathLike[str]) -> str:
-    """The text of a file. Raises `EmmyError`, one sentence, if there is none: no file, a folder, binary data."""
-    name = os.fspath(path)
-    try:
-        with open(name, "rb") as file:
-            data = file.read()
-    except OSError as error:
-        raise EmmyError(f"cannot read '{name}': {(error.strerror or str(error)).lower()}") from None
-    return decode(data, name)
+REWORDED: tuple[tuple[re.Pattern[str], str], ...] = tuple(
+    (re.compile(pattern), words)
+    for pattern, words in (
+        (r"Could not parse entire input!", "an operation was expected here"),
+        (r"in (block|region) definition", r"the \1 is not closed: '}' was expected here"),
+        (r"Expected shape type\.", "a dimension, or an element type such as f16, was expected here"),
+        (r"(\S+) should be of base attribute (\S+)", r"a \2 was expected, got \1"),
+        (r"'(\S+)' is not registered", r"there is no attribute or type '\1'"),
+        (r"Exceeds the limit .*digits.*", "an integer has too many digits"),
+        (r"(.*?)\W*Redefinition of symbol \"(.*)\"", r"@\2 is defined twice"),
+    )
+)
+"""What xDSL says to those who write xDSL, and what we say to those who write IR."""
+
+LONGEST = 400
+"""How long a sentence that quotes the text may become, in characters."""
 
 
-def decode(data: bytes, name: str) -> str:
-    """UTF-8 text; `EmmyError` that names the file and the first bad byte if it is none."""
-    try:
-        text = data.decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise EmmyError(f"'{name}' is not a text file: byte {error.start} is not UTF-8") from None
-    if "\0" in text:
-        raise EmmyError(f"'{name}' is not a text file: byte {data.index(0)} is zero")
-    return text.replace("\r\n", "\n")
+def plain_sentence(message: str) -> str:
+    """A message of xDSL's parser or verifier in the words of this project, and of bearable length."""
+    message = message.strip().splitlines()[0] if message.strip() else "the text cannot be read here"
+    for pattern, words in REWORDED:
+        if pattern.fullmatch(message):
+            message = pattern.sub(words, message)
+    return message if len(message) <= LONGEST else f"{message[: LONGEST // 2]} ... {message[-LONGEST // 4 :]}"
 
 
 # ---- checking --------------------------------------------------------------------------------------------------------
@@ -189,10 +200,23 @@ def verify_module(module: ModuleOp) -> None:
     """Verify every op and SSA dominance. Raises `EmmyError` at the first op that is wrong."""
     try:
         for op in module.walk():
+            if op.regions and op.has_trait(SymbolTable):
+                _check_symbols(op)
             _verify_op(op)
         check_dominance(module)
     except RecursionError:
         raise EmmyError("operations are nested too deeply", location_of(module)) from None
+
+
+def _check_symbols(table: Operation) -> None:
+    """No symbol twice: xDSL says so too, but of the module or kernel around it."""
+    first: dict[str, Operation] = {}
+    for op in (op for region in table.regions for block in region.blocks for op in block.ops):
+        name = op.get_attr_or_prop("sym_name") if op.has_trait(SymbolOpInterface) else None
+        if isinstance(name, StringAttr) and first.setdefault(name.data, op) is not op:
+            before = location_of(first[name.data])
+            where = f"; the first is in line {before.line}" if before is not None else ""
+            raise EmmyError(f"@{name.data} is defined twice{where}", location_of(op))
 
 
 def _verify_op(op: Operation) -> None:
@@ -207,7 +231,7 @@ def _verify_op(op: Operation) -> None:
     except Exception as error:
         if isinstance(error, EmmyError) or (os.environ.get(DEBUG_VARIABLE) and not isinstance(error, _EXPECTED)):
             raise
-        message = first_line(error)
+        message = plain_sentence(first_line(error))
         if op.name not in message:
             message = f"'{op.name}': {message}"
         raise EmmyError(message, location_of(op)) from None

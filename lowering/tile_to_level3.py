@@ -479,7 +479,8 @@ class ConsumerHalf:
         """Through the store's outbound pipeline, or straight from registers."""
         shape, value = tile_type(op.value).get_shape(), self.value(op.value, op, emit)
         if len(shape) != 2 or 1 in shape:
-            raise EmmyError("lower-tile stores tiles that have several rows and columns", location_of(op))
+            got = "x".join(map(str, shape))
+            raise EmmyError(f"kernels store tiles of two dimensions, neither of them 1; got {got}", location_of(op))
         indices = [self.values.get(index, index) for index in op.indices]
         out = self.plan.outbound.get(op)
         if out is None:

@@ -27,6 +27,8 @@ def parse_shapes(texts: Sequence[str], entry: EntrySpec) -> dict[str, tuple[int,
         name, _, sizes = text.partition("=")
         if name not in ranks:
             raise EmmyError(f"--shape {text}: there is no argument '{name}'; there are {', '.join(ranks) or 'none'}")
+        if name in shapes:
+            raise EmmyError(f"--shape {text}: the shape of '{name}' is given twice")
         parts = sizes.split("x")
         if not all(part.isdecimal() for part in parts):
             raise EmmyError(f"--shape {text}: sizes are numbers, as in {name}={'x'.join(['256'] * ranks[name])}")
@@ -55,6 +57,10 @@ def resolve_shapes(
             if size is None:
                 shape[axis] = default
                 _propagate(entry, sizes)
+    for check in entry.get("checks", []):
+        found, wanted = _value(check["value"], sizes), _value(check.get("equals", check["value"]), sizes)
+        if None not in (found, wanted) and found != wanted:
+            raise EmmyError(f"these shapes do not fit each other ({found} and {wanted}): {check['message']}")
     return {name: tuple(size for size in shape if size is not None) for name, shape in sizes.items()}
 
 
@@ -86,15 +92,21 @@ def _value(expression: Any, sizes: Sizes) -> int | None:
 
 def random_arrays(entry: EntrySpec, shapes: Mapping[str, tuple[int, ...]], seed: int, kind: str) -> list[Array]:
     """An array for every argument: `normal` (standard normal, rounded to the dtype) or `integers` (-2..2)."""
+    if seed < 0:
+        raise EmmyError(f"--random takes a seed that is 0 or more, got {seed}")
     generator = np.random.default_rng(seed)
     arrays: list[Array] = []
     for argument in entry["arguments"]:
         shape, dtype = shapes[argument["name"]], DTYPES[argument["dtype"]]
-        if kind == "integers" or argument["dtype"] in ("i8", "i32"):
-            data = generator.integers(-INTEGER_MAGNITUDE, INTEGER_MAGNITUDE + 1, shape)
-        else:
-            data = generator.standard_normal(shape, dtype=np.float32)
-        arrays.append(data.astype(dtype))
+        try:
+            if kind == "integers" or argument["dtype"] in ("i8", "i32"):
+                data = generator.integers(-INTEGER_MAGNITUDE, INTEGER_MAGNITUDE + 1, shape)
+            else:
+                data = generator.standard_normal(shape, dtype=np.float32)
+            arrays.append(data.astype(dtype))
+        except (MemoryError, ValueError):  # NumPy raises the second where the number of bytes has over 63 bits
+            text = "x".join(map(str, shape))
+            raise EmmyError(f"argument '{argument['name']}' of {text} does not fit into memory") from None
     return arrays
 
 
