@@ -8,7 +8,7 @@ A program that depends on luck (a missing wait or barrier, an early release, a w
 from __future__ import annotations
 
 import random
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from typing import Any, cast
 
 import numpy as np
@@ -16,19 +16,20 @@ from numpy.typing import NDArray
 from xdsl.dialects.builtin import ModuleOp
 from xdsl.ir import Operation
 
+from emmy.dialects.async_copy import PipelineOp
 from emmy.dialects.tile import KernelOp, TileType
 from emmy.interpreters.host import run_host
-from emmy.interpreters.level3_codegen import Program, compile_kernel
+from emmy.interpreters.level3_codegen import Program, RoleProgram, compile_kernel
+from emmy.interpreters.level3_events import EventMachine
 from emmy.interpreters.level3_machine import (
     LANDINGS,
     ORDERS,
-    EventMachine,
     Level3Error,
     Machine,
     ProtocolMachine,
     Warp,
 )
-from emmy.interpreters.level3_memory import Ring
+from emmy.interpreters.level3_memory import Barriers, Ring
 from emmy.interpreters.scalars import numpy_dtype
 from emmy.locations import location_of
 from emmy.passes.protocol import pipelines_of
@@ -78,15 +79,11 @@ def run_program(program: Program, args: list[Array], cta: int, landing: str, ord
         raise Level3Error(f"landing is one of {', '.join(LANDINGS)} and order one of {', '.join(ORDERS)}")
     chance = random.Random(seed)
     warps: list[Warp] = []
-    bodies: list[Running] = []
-    machine = _machine(program, warps, landing, chance)
     for role in program.roles:
-        # A role of one warp runs as two halves of it: each copies its share, so that a missing barrier shows.
-        shares = max(2, role.warps)
-        for share in range(shares):
-            warp = Warp(len(warps), role.name, share % role.warps, share, shares)
-            warps.append(warp)
-            bodies.append(role.body(machine, warp, args, cta))
+        for share in range(role.shares):
+            warps.append(Warp(len(warps), role.name, share % role.warps, share, role.shares))
+    machine = _machine(program, warps, landing, chance)
+    bodies = [role.body(machine, warp, args, cta) for role, warp in _staff(program, warps)]
     try:
         _schedule(machine, bodies, order, chance)
         machine.finish()
@@ -96,23 +93,43 @@ def run_program(program: Program, args: list[Array], cta: int, landing: str, ord
         raise
 
 
+def _staff(program: Program, warps: list[Warp]) -> Iterator[tuple[RoleProgram, Warp]]:
+    """Each warp with its role, in order."""
+    roles = [role for role in program.roles for _ in range(role.shares)]
+    return zip(roles, warps, strict=True)
+
+
 def _failing(machine: Machine) -> Warp:
     return machine.warps[machine.running]
 
 
 def _machine(program: Program, warps: list[Warp], landing: str, chance: random.Random) -> Machine:
-    count = sum(max(2, role.warps) for role in program.roles)
+    count, engine = sum(role.shares for role in program.roles), 0
+    pipelines = pipelines_of(program.kernel)
+    parties = count + sum(op.stages.value.data for op in pipelines.values())
     rings: dict[str, Ring] = {}
-    for name, op in pipelines_of(program.kernel).items():
+    for name, op in pipelines.items():
         fields: dict[str, tuple[tuple[int, ...], np.dtype[Any]]] = {}
         for field, type_ in op.fields.data.items():
             tile = cast(TileType, type_)
             fields[field] = (tile.get_shape(), numpy_dtype(tile.element_type))
-        ring = Ring(name, op.stages.value.data, op.outbound is not None, fields, count)
-        ring.fillers = sum(max(2, role.warps) for role in program.roles if name in role.fills)
-        ring.readers = sum(max(2, role.warps) for role in program.roles if name in role.reads)
+        stages = op.stages.value.data
+        ring = Ring(name, stages, op.outbound is not None, fields, count, parties, count + engine, _barriers(op))
+        engine += stages
+        ring.fillers = sum(role.shares for role in program.roles if name in role.fills)
+        ring.readers = sum(role.shares for role in program.roles if name in role.reads)
         rings[name] = ring
     return (EventMachine if program.lowered else ProtocolMachine)(rings, warps, landing, chance)
+
+
+def _barriers(op: PipelineOp) -> Barriers:
+    """What passes have written about a pipeline."""
+    span = None
+    if op.base is not None and op.slot_bytes is not None:
+        start = op.base.value.data
+        span = (start, start + op.stages.value.data * op.slot_bytes.value.data)
+    full, empty = (None if count is None else count.value.data for count in (op.full_count, op.empty_count))
+    return Barriers(full, empty, op.tx_bytes is not None, span)
 
 
 def _schedule(machine: Machine, bodies: list[Running], order: str, chance: random.Random) -> None:

@@ -28,6 +28,7 @@ from emmy.interpreters.level3_machine import Level3Error
 from emmy.interpreters.level3_memory import read_box, write_box
 from emmy.interpreters.scalars import numpy_dtype, scalar_expression
 from emmy.locations import location_of
+from emmy.passes.protocol import EVENT_OPS
 
 Array = NDArray[Any]
 Body = Callable[..., Generator[str | None, None, None]]
@@ -36,10 +37,15 @@ HALVES = (np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16))
 
 @dataclass(frozen=True)
 class RoleProgram:
-    """`body(M, W, V, CTA)` is the generator of one warp; `fills`, `reads`: the rings that the role fills and reads."""
+    """`body(M, W, V, CTA)` is the generator of one warp; `fills`, `reads`: the rings that the role fills and reads.
+
+    shares: how many logical warps run it. A role of one warp runs as two halves of it, each of which copies its share, so that a
+    missing barrier shows; but not a role that says that one warp of several is active, because that warp works alone.
+    """
 
     name: str
     warps: int
+    shares: int
     body: Body
     fills: frozenset[str]
     reads: frozenset[str]
@@ -267,7 +273,7 @@ def _slot(w: _Writer, op: ac.SlotOp) -> None:
 
 
 def _copy(method: str) -> Rule:
-    def rule(w: _Writer, op: ac.CopyOp | ac.CpAsyncOp | ac.PlainCopyOp) -> None:
+    def rule(w: _Writer, op: ac.CopyOp | ac.CpAsyncOp | ac.PlainCopyOp | ac.TmaLoadOp) -> None:
         w.mark(op)
         where = f"{w.name(op.view)}, {w.indices(op.indices)}, {w.name(op.slot)}, {op.field.data!r}"
         w.put(f"M.{method}(W, {where})")
@@ -278,6 +284,7 @@ def _copy(method: str) -> Rule:
 RULES[ac.CopyOp] = _copy("copy")
 RULES[ac.CpAsyncOp] = _copy("cp_async")
 RULES[ac.PlainCopyOp] = _copy("plain_copy")
+RULES[ac.TmaLoadOp] = _copy("tma_load")
 
 
 @_rule(ac.CommitOp)
@@ -306,10 +313,17 @@ def _store(w: _Writer, op: ac.StoreOp) -> None:
     w.put(f"M.store(W, {slot}, {op.field.data!r}, {w.name(op.view)}, {w.indices(op.indices)})")
 
 
-@_rule(ac.PlainStoreOp)
-def _plain_store(w: _Writer, op: ac.PlainStoreOp) -> None:
-    w.mark(op)
-    w.put(f"M.store(W, {w.name(op.slot)}, {op.field.data!r}, {w.name(op.view)}, {w.indices(op.indices)})")
+def _event_store(method: str) -> Rule:
+    def rule(w: _Writer, op: ac.PlainStoreOp | ac.TmaStoreOp) -> None:
+        w.mark(op)
+        where = f"{w.name(op.slot)}, {op.field.data!r}, {w.name(op.view)}, {w.indices(op.indices)}"
+        w.put(f"M.{method}(W, {where})")
+
+    return rule
+
+
+RULES[ac.PlainStoreOp] = _event_store("store")
+RULES[ac.TmaStoreOp] = _event_store("tma_store")
 
 
 @_rule(ac.CommitGroupOp)
@@ -324,11 +338,78 @@ def _wait_group(w: _Writer, op: ac.WaitGroupOp) -> None:
     w.put(f"M.wait_group(W, {op.pending.value.data})")
 
 
-@_rule(ac.BarrierOp)
-def _barrier(w: _Writer, op: ac.BarrierOp) -> None:
+def _meeting(kind: str) -> Rule:
+    def rule(w: _Writer, op: Operation) -> None:
+        w.mark(op)
+        w.put(f"M.arrive(W, {kind!r})")
+        w.put(f"while (why := M.cannot_pass(W, {kind!r})): yield why")
+
+    return rule
+
+
+RULES[ac.BarrierOp] = _meeting("barrier")
+RULES[ac.WarpSyncOp] = _meeting("warp_sync")
+
+
+def _simple(method: str) -> Rule:
+    """An event without operands."""
+
+    def rule(w: _Writer, op: Operation) -> None:
+        w.mark(op)
+        w.put(f"M.{method}(W)")
+
+    return rule
+
+
+RULES[ac.FenceProxyAsyncOp] = _simple("fence_proxy_async")
+RULES[ac.BulkCommitOp] = _simple("bulk_commit")
+
+
+@_rule(ac.BulkWaitOp)
+def _bulk_wait(w: _Writer, op: ac.BulkWaitOp) -> None:
     w.mark(op)
-    w.put("M.arrive(W)")
-    w.put("while (why := M.cannot_pass(W)): yield why")
+    w.put(f"M.bulk_wait(W, {op.pending.value.data})")
+
+
+@_rule(ac.WaitFullOp)
+def _wait_full(w: _Writer, op: ac.WaitFullOp) -> None:
+    w.mark(op)
+    w.put(f"while (why := M.cannot_wait_for(W, 'full', {_ring(op)}, {w.name(op.cursor)})): yield why")
+
+
+@_rule(ac.WaitEmptyOp)
+def _wait_empty(w: _Writer, op: ac.WaitEmptyOp) -> None:
+    w.mark(op)
+    taken = w.name(op.predicate) if op.predicate else "True"
+    w.put(f"while {taken} and (why := M.cannot_wait_for(W, 'empty', {_ring(op)}, {w.name(op.cursor)})): yield why")
+
+
+def _arrival(method: str) -> Rule:
+    def rule(w: _Writer, op: ac.ArriveFullOp | ac.ArriveFullNoincOp | ac.ArriveEmptyOp) -> None:
+        w.mark(op)
+        w.put(f"M.{method}(W, {w.name(op.slot)})")
+
+    return rule
+
+
+RULES[ac.ArriveFullOp] = _arrival("arrive_full")
+RULES[ac.ArriveFullNoincOp] = _arrival("arrive_full_noinc")
+RULES[ac.ArriveEmptyOp] = _arrival("arrive_empty")
+
+
+@_rule(ac.ElectOp)
+def _elect(w: _Writer, op: ac.ElectOp) -> None:
+    w.put("if W.share == 0:")
+    w.depth += 1
+    w.block(op.body.block)
+    w.put("pass")
+    w.depth -= 1
+
+
+@_rule(ac.ExpectTxOp)
+def _expect_tx(w: _Writer, op: ac.ExpectTxOp) -> None:
+    w.mark(op)
+    w.put(f"M.expect_tx(W, {w.name(op.slot)}, {op.bytes.value.data})")
 
 
 # ---- fragments -------------------------------------------------------------------------------------------------------
@@ -442,7 +523,7 @@ def compile_kernel(kernel: tile.KernelOp) -> Program:
             f"kernel @{kernel.sym_name.data} has no roles or halves: it is not at level 3", location_of(kernel)
         )
     roles = [_compile_role(kernel, part, ops) for part in parts]
-    lowered = any(isinstance(op, ac.SlotOp | ac.BarrierOp | ac.WaitGroupOp) for op in kernel.walk())
+    lowered = any(isinstance(op, EVENT_OPS) for op in kernel.walk())
     return Program(kernel, tuple(r for r, _ in roles), tuple(ops), tuple(s for _, s in roles), lowered)
 
 
@@ -466,13 +547,16 @@ def _compile_role(
         elif isinstance(op, ac.WaitOp):
             reads.add(op.pipeline.root_reference.data)
     name = part.role.data if isinstance(part, ac.RoleOp) else part.name.removeprefix("async_copy.")
-    return RoleProgram(name, _warps(kernel, part), scope["body"], frozenset(fills), frozenset(reads)), source
+    warps = _warps(kernel, part)
+    alone = isinstance(part, ac.RoleOp) and part.active is not None and warps == 1
+    shares = 1 if alone else max(2, warps)
+    return RoleProgram(name, warps, shares, scope["body"], frozenset(fills), frozenset(reads)), source
 
 
 def _warps(kernel: tile.KernelOp, part: ac.ProducerOp | ac.ConsumerOp | ac.RoleOp) -> int:
     """Real warps of a role; a producer half has two, each copying its share."""
     if isinstance(part, ac.RoleOp):
-        return part.warps.value.data
+        return part.active_warps
     if isinstance(part, ac.ProducerOp):
         return 2
     given = part.attributes.get("warps")

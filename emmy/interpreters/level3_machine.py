@@ -1,4 +1,4 @@
-"""What the ops of level 3 do to shared memory, global memory and each other: tickets (protocol) and events.
+"""What the tickets of level 3 do to shared memory, global memory and each other (events: `level3_events`).
 
 The generated programs (`level3_codegen`) call these methods; `cannot_*` give the reason why a warp is blocked, or None.
 Every misuse raises `Level3Error`.
@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from emmy.errors import EmmyError
-from emmy.interpreters.level3_memory import NEVER, Cells, Flight, Place, Ring, read_box, write_box
+from emmy.interpreters.level3_memory import Cells, Flight, Outflow, Place, Ring, read_box, write_box
 
 Array = NDArray[Any]
 LANDINGS = ("late", "early", "random")
@@ -51,15 +51,28 @@ class Warp:
     shares: int
     line: int = 0
     """The op (its number in the program) that is being executed."""
-    barriers: int = 0
-    arrivals: int = 0
     next: dict[tuple[str, str], int] = field(default_factory=dict[tuple[str, str], int])
     """(ring, side) -> the next ticket."""
     held: dict[Slot, int] = field(default_factory=dict[Slot, int])
     """Slots between acquire and commit, or wait and release -> stores made from them."""
+    clock: Array = field(default_factory=lambda: np.zeros(0, np.int32))
+    """What the warp knows of everybody's time: accesses of `n` up to time `clock[n]` come before its own."""
+    arrivals: dict[str, int] = field(default_factory=dict[str, int])
+    """How often the warp has come to a meeting, by kind."""
     copies: list[Flight] = field(default_factory=list[Flight])
-    """cp.asyncs since the last commit_group."""
+    """cp.asyncs since the last commit_group or arrival."""
     groups: list[list[Flight]] = field(default_factory=list[list[Flight]])
+    stores: list[Outflow] = field(default_factory=list[Outflow])
+    """TMA stores since the last bulk_commit."""
+    bulk: list[list[Outflow]] = field(default_factory=list[list[Outflow]])
+    unfenced: list[tuple[Cells, Place]] = field(default_factory=list[tuple[Cells, Place]])
+    """What the warp has written since its last proxy fence."""
+    loaded: dict[tuple[str, int], int] = field(default_factory=dict[tuple[str, int], int])
+    """(ring, stage) -> events before its last load from there."""
+    events: int = 0
+    fenced: int = -1
+    synced: int = -1
+    """How many events came before the last proxy fence, and before the last warp_sync."""
 
 
 class Machine:
@@ -130,11 +143,12 @@ class Machine:
             what = "poison (nothing has landed there)" if other < 0 else f"the data of ticket {other}"
             self.fault(warp, f"reads ticket {slot.ticket} of @{slot.ring.name} and finds {what}")
 
-    def flight(self, warp: Warp, view: Array, at: Sequence[int], slot: Slot, name: str) -> Flight:
-        """This warp's share of a copy."""
+    def flight(self, warp: Warp, view: Array, at: Sequence[int], slot: Slot, name: str, whole: bool = False) -> Flight:
+        """This warp's share of a copy, or all of it."""
         cells = slot.ring.fields[name]
-        value = read_box(view, at, cells.shape, warp.share, warp.shares)
-        return Flight(cells, cells.share(slot.stage, warp.share, warp.shares), value, slot.ticket)
+        share, shares = (0, 1) if whole else (warp.share, warp.shares)
+        value = read_box(view, at, cells.shape, share, shares)
+        return Flight(cells, cells.share(slot.stage, share, shares), value, slot.ticket)
 
 
 class ProtocolMachine(Machine):
@@ -284,141 +298,3 @@ class ProtocolMachine(Machine):
                 raise Level3Error(
                     f"@{name} ends with tickets left: acquired {sorted(filled)}, waited for {sorted(read)}"
                 )
-
-
-class EventMachine(Machine):
-    """Executes events: copies, commit groups, waits for groups, barriers."""
-
-    def slot(self, warp: Warp, name: str, side: str, cursor: int, taken: bool) -> tuple[Slot | None, int]:
-        """Address arithmetic. A slot to fill may share bytes with another ring's if one of them is outbound: check the reads."""
-        if not taken:
-            return None, cursor
-        slot = self.take(warp, name, side, cursor)
-        if side == "fill":
-            for other in self.rings.values():
-                if other is not slot.ring and (other.outbound or slot.ring.outbound):
-                    for reader, barriers in enumerate(other.last_read):
-                        if reader != warp.number and barriers >= warp.barriers:
-                            self.fault(
-                                warp,
-                                f"fills @{name}, which may lie over @{other.name}, "
-                                f"with no barrier since warp {reader} read that",
-                            )
-        return slot, cursor + 1
-
-    def check_seen(self, warp: Warp, slot: Slot, cells: Cells, place: Place) -> None:
-        """The cells hold the ticket's data, known to be complete, with a barrier after it if another warp wrote it."""
-        self.check_data(warp, slot, cells, place)
-        done = cells.done[place]
-        if not ((done < warp.barriers) | ((cells.writer[place] == warp.number) & (done != NEVER))).all():
-            early = (done == NEVER).any()
-            what = (
-                "before the warp that copied it has waited for it"
-                if early
-                else "with no barrier since another warp's copy"
-            )
-            self.fault(warp, f"reads ticket {slot.ticket} of @{slot.ring.name} {what}")
-        cells.reads[(warp.number, *place)] = warp.barriers
-        slot.ring.last_read[warp.number] = warp.barriers
-
-    def check_write(self, warp: Warp, slot: Slot, cells: Cells, place: Place) -> None:
-        """Nobody reads or writes the cells without a barrier between."""
-        reads = cells.reads[(slice(None), *place)] >= warp.barriers
-        reads[warp.number] = False
-        if reads.any():
-            reader = int(np.argwhere(reads)[0][0])
-            self.fault(warp, f"overwrites a slot of @{slot.ring.name} with no barrier since warp {reader} read it")
-        done, other = cells.done[place], cells.writer[place] != warp.number
-        if (done == NEVER).any():
-            self.fault(warp, f"overwrites a slot of @{slot.ring.name} while a copy into it is in flight")
-        if (other & (done >= warp.barriers)).any():
-            self.fault(warp, f"overwrites a slot of @{slot.ring.name} with no barrier since another warp wrote it")
-        cells.writer[place] = warp.number
-
-    def cp_async(self, warp: Warp, view: Array, at: Sequence[int], slot: Slot | None, name: str) -> Flight:
-        """Issue this warp's share."""
-        if slot is None:
-            self.fault(warp, "copies into a slot that was not acquired (its condition was false)")
-        flight = self.flight(warp, view, at, slot, name)
-        self.check_write(warp, slot, flight.cells, flight.place)
-        flight.cells.done[flight.place] = NEVER
-        self.launch(flight)
-        warp.copies.append(flight)
-        return flight
-
-    def plain_copy(self, warp: Warp, view: Array, at: Sequence[int], slot: Slot | None, name: str) -> None:
-        """The same, complete at once."""
-        flight = self.cp_async(warp, view, at, slot, name)
-        warp.copies.pop()
-        self.complete(warp, flight)
-
-    def complete(self, warp: Warp, flight: Flight) -> None:
-        """The warp knows that a copy has landed."""
-        flight.land()
-        flight.cells.done[flight.place] = warp.barriers
-
-    def commit_group(self, warp: Warp) -> None:
-        """The copies since the last one are a group."""
-        warp.groups.append(warp.copies)
-        warp.copies = []
-        self.steps += 1
-
-    def wait_group(self, warp: Warp, pending: int) -> None:
-        """All but the youngest `pending` groups have landed."""
-        keep = max(0, len(warp.groups) - pending)
-        for group in warp.groups[:keep]:
-            for flight in group:
-                self.complete(warp, flight)
-        warp.groups = warp.groups[keep:]
-        self.steps += 1
-
-    def arrive(self, warp: Warp) -> None:
-        """The warp is at its next barrier."""
-        warp.arrivals += 1
-        self.steps += 1
-
-    def cannot_pass(self, warp: Warp) -> str | None:
-        """A barrier opens when all warps of the role are there."""
-        mates = [other for other in self.warps if other.role == warp.role]
-        there = sum(other.arrivals >= warp.arrivals for other in mates)
-        if there == len(mates):
-            warp.barriers = warp.arrivals
-            self.steps += 1
-            return None
-        return f"barrier {warp.arrivals}: {there} of {len(mates)} warps are there"
-
-    def load(self, warp: Warp, slot: Slot, name: str, at: Sequence[int], shape: tuple[int, int]) -> Array:
-        """A fragment's elements as stored."""
-        cells, elements, place = self.fragment_place(warp, slot, name, at, shape)
-        self.check_seen(warp, slot, cells, place)
-        self.steps += 1
-        return cells.data[elements].reshape(shape).copy()
-
-    def fragment_store(self, warp: Warp, value: Array, slot: Slot, name: str, at: Sequence[int]) -> None:
-        """A fragment into an outbound slot; of the two halves of a lone warp, the first one stores."""
-        self.steps += 1
-        if warp.share != warp.index:
-            return
-        cells, elements, place = self.fragment_place(warp, slot, name, at, (value.shape[0], value.shape[1]))
-        self.check_write(warp, slot, cells, place)
-        cells.data[elements] = value
-        cells.ticket[place] = slot.ticket
-        cells.done[place] = warp.barriers
-
-    def store(self, warp: Warp, slot: Slot, name: str, view: Array, at: Sequence[int]) -> None:
-        """This warp's share of a field goes to the view."""
-        cells = slot.ring.fields[name]
-        self.check_seen(warp, slot, cells, cells.share(slot.stage, warp.share, warp.shares))
-        write_box(view, at, cells.data[slot.stage], warp.share, warp.shares)
-        self.steps += 1
-
-    def finish(self) -> None:
-        """At the end of all roles nothing is in flight, and every ticket filled was read."""
-        for warp in self.warps:
-            if warp.copies or any(warp.groups):
-                self.fault(warp, "ends with copies in flight")
-        for name, ring in self.rings.items():
-            filled = {w.next.get((name, "fill"), 0) for w in self.warps}
-            read = {w.next.get((name, "read"), 0) for w in self.warps}
-            if not ring.outbound and filled != read:
-                raise Level3Error(f"@{name} ends with tickets left: filled {sorted(filled)}, read {sorted(read)}")

@@ -1,13 +1,14 @@
 """Shared memory of the level-3 interpreter: rings of slots whose every cell knows what it holds and who may see it.
 
-A cell is one row by up to 8 columns of a field. It records the ticket whose data is in it (-1: poison), the warp that wrote it,
-the number of barriers that warp had passed when it knew the data to be there, and for each warp the same count at its last read.
-Two accesses of different warps are ordered exactly if the later warp has passed more barriers: no luck is involved.
+A cell is one row by up to 8 columns of a field. It records the ticket whose data is in it (-1: poison), who wrote it, when that
+one knew the data to be there, and when each one last read it. Who: a warp, or the copy engine of a slot. When: in that one's own
+time, which moves on whenever it arrives somewhere. A later access of another one is ordered after it exactly if that one's clock
+has come to know of that time (vector clocks): no luck is involved.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import gcd
 from typing import Any
@@ -74,7 +75,7 @@ def _overlap(view: Array, indices: Sequence[int], box: Sequence[int], rows: slic
 class Cells:
     """One field of a ring: `data` (stages, *shape) and what is known of each cell."""
 
-    def __init__(self, stages: int, shape: tuple[int, ...], dtype: np.dtype[Any], warps: int):
+    def __init__(self, stages: int, shape: tuple[int, ...], dtype: np.dtype[Any], parties: int):
         self.shape = shape
         self.granule = gcd(8, shape[-1])
         self.poison: Any = np.iinfo(np.int32).min if dtype.kind == "i" else np.nan
@@ -83,7 +84,9 @@ class Cells:
         self.ticket = np.full(cells, -1, np.int32)
         self.writer = np.full(cells, -1, np.int32)
         self.done = np.full(cells, -1, np.int32)
-        self.reads = np.full((warps, *cells), -1, np.int32)
+        self.reads = np.full((parties, *cells), -1, np.int32)
+        self.fenced = np.ones(cells, np.bool_)
+        """Not where a thread has written since its last proxy fence: the copy engine may not see that."""
 
     def place(self, stage: int, at: Sequence[int], box: Sequence[int]) -> tuple[Place, Place] | None:
         """(elements, cells) of a box at an offset in a stage; None if it leaves the field. A row fits a field of rank 1."""
@@ -108,13 +111,14 @@ class Cells:
 
 @dataclass(eq=False)
 class Flight:
-    """A copy that has been issued: where it goes and what it will write there."""
+    """A copy that has been issued: where it goes and what it will write there. `on_landing` is told once."""
 
     cells: Cells
     place: Place
     value: Array
     ticket: int
     landed: bool = False
+    on_landing: Callable[[], None] | None = None
 
     def land(self) -> None:
         """Write the data, once."""
@@ -122,6 +126,85 @@ class Flight:
             self.cells.data[self.place] = self.value
             self.cells.ticket[self.place] = self.ticket
             self.landed = True
+            if self.on_landing is not None:
+                self.on_landing()
+
+
+@dataclass(eq=False)
+class Outflow:
+    """A TMA store that has been issued: it reads its field when it lands, and finds out what is there by then."""
+
+    cells: Cells
+    stage: int
+    ticket: int
+    write: Callable[[Array], None]
+    landed: bool = False
+    intact: bool = True
+
+    def land(self) -> None:
+        """Read the slot and write the view, once. Not `intact` if somebody has changed the slot in the meantime."""
+        if not self.landed:
+            self.landed = True
+            self.intact = bool((self.cells.ticket[self.stage] == self.ticket).all())
+            self.write(self.cells.data[self.stage])
+
+
+@dataclass(eq=False)
+class Arrival:
+    """An arrival that comes by itself when copies have landed (`cp.async.mbarrier.arrive.noinc`)."""
+
+    flights: list[Flight]
+    count: int
+
+
+class Mbarrier:
+    """The full or empty barrier of one slot: ends a phase when all arrivals and all expected bytes are there."""
+
+    def __init__(self, count: int, parties: int):
+        self.count = count
+        self.pending = count
+        self.bytes = 0
+        """Expected bytes that have not landed."""
+        self.phases = 0
+        """Phases that have ended."""
+        self.known: Array = np.zeros(parties, np.int32)
+        """What those know that wait for the last phase that has ended."""
+        self.arriving: Array = np.zeros(parties, np.int32)
+        self.flights: list[Flight] = []
+        self.arrivals: list[Arrival] = []
+
+    def passes(self, parity: int) -> bool:
+        """`try_wait.parity`: has the phase of that parity, the running one or the one before it, ended?"""
+        return self.phases % 2 != parity
+
+    def arrive(self, clock: Array, count: int = 1) -> bool:
+        """False if more arrive than are counted."""
+        self.arriving = np.maximum(self.arriving, clock)
+        self.pending -= count
+        self.settle()
+        return self.pending >= 0
+
+    def settle(self) -> None:
+        """End the phase if nothing is missing."""
+        if self.pending == 0 and self.bytes == 0:
+            self.phases += 1
+            self.pending = self.count
+            self.known = np.maximum(self.known, self.arriving)
+
+    def land(self) -> None:
+        """What has been issued for this barrier lands now."""
+        for flight in [*self.flights, *(f for arrival in self.arrivals for f in arrival.flights)]:
+            flight.land()
+
+
+@dataclass(frozen=True)
+class Barriers:
+    """What a lowered pipeline says of itself: arrivals of its mbarriers, whether TMA fills it, and its bytes, where known."""
+
+    full: int | None = None
+    empty: int | None = None
+    tma: bool = False
+    span: tuple[int, int] | None = None
 
 
 class Ring:
@@ -134,11 +217,14 @@ class Ring:
         outbound: bool,
         fields: dict[str, tuple[tuple[int, ...], np.dtype[Any]]],
         warps: int,
+        parties: int,
+        engine: int,
+        barriers: Barriers = Barriers(),
     ):
         self.name = name
         self.stages = stages
         self.outbound = outbound
-        self.fields = {field: Cells(stages, shape, dtype, warps) for field, (shape, dtype) in fields.items()}
+        self.fields = {field: Cells(stages, shape, dtype, parties) for field, (shape, dtype) in fields.items()}
         self.fillers = 0
         self.readers = 0
         self.opened = 0
@@ -149,8 +235,13 @@ class Ring:
         self.arrived: dict[tuple[int, int], int] = {}
         """(ticket, number of the store) -> warps that are there."""
         self.flights: dict[int, list[Flight]] = {}
+        self.engine = engine
+        """The number of slot 0's copy engine among all parties, which are the warps and then the engines."""
+        self.barriers = barriers
+        self.full = [Mbarrier(barriers.full, parties) for _ in range(stages) if barriers.full is not None]
+        self.empty = [Mbarrier(barriers.empty, parties) for _ in range(stages) if barriers.empty is not None]
         self.last_read = [-1] * warps
-        """For each warp, the barriers it had passed at its last read of any slot."""
+        """For each warp, its time at its last read of any slot."""
 
     def poison(self, ticket: int) -> None:
         """Nothing in the ticket's slot may be read any more."""
