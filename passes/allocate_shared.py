@@ -16,10 +16,14 @@ from emmy.dialects import async_copy, tile
 from emmy.errors import EmmyError
 from emmy.layout import SharedLayout, shared_layout
 from emmy.locations import location_of
+from emmy.passes.protocol import ring_of
 from emmy.targets import Target, get_target
 
 BASE_ALIGNMENT = 1024
 """The period of the widest swizzle: a ring that starts on a multiple of it can hold any field first."""
+
+MBARRIER_BYTES = 8
+"""An mbarrier is a 64-bit word (PTX ISA, mbarrier)."""
 
 SHARED_BYTES = "emmy.shared_bytes"
 """The kernel's attribute that holds the size of its dynamic shared memory."""
@@ -27,16 +31,19 @@ SHARED_BYTES = "emmy.shared_bytes"
 
 @dataclass(frozen=True)
 class AllocateShared(ModulePass):
-    """Contract: writes `base`, `slot_bytes`, `offsets` and `swizzles` of every `async_copy.pipeline`, and
-    `emmy.shared_bytes` (bytes of dynamic shared memory) on every `tile.kernel`. Nothing else changes.
+    """Contract: writes `base`, `slot_bytes`, `offsets` and `swizzles` of every `async_copy.pipeline`, `full_base` and
+    `empty_base` where it counts arrivals, and `emmy.shared_bytes` (bytes of dynamic shared memory) on every `tile.kernel`.
+    Nothing else changes.
 
     Accepts canonical, placed and lowered forms of level 3.
 
     Guarantees: a field lies as `emmy.layout.shared_layout` says for its tile (the widest swizzle that fits), at a
-    multiple of that layout's alignment in every slot; `base` is a multiple of 1024 bytes. An outbound ring shares bytes
-    with rings that are finished before its first use: drained or, in lowered form, followed by a barrier after their
-    last use (`lower-transport` knows this and has put it there; copies were all waited for, as `verify-pipelines`
-    says). Inbound rings never share bytes. The whole fits a CTA of `target`, else an EmmyError gives the numbers.
+    multiple of that layout's alignment in every slot; `base` is a multiple of 1024 bytes. The mbarriers lie behind all
+    rings, and share bytes with nothing. An outbound ring shares bytes with rings that are finished before its first use in
+    the role that uses it: drained or, in lowered form, read there for the last time (so every copy has landed: what is
+    filled is read, as `verify-pipelines` says) and a barrier after that (`lower-transport` has put it there); TMA stores
+    also need a `bulk_wait 0` before the barrier. Inbound rings never share bytes. The whole fits a CTA of `target`, else
+    an EmmyError gives the numbers.
 
     Before:
         async_copy.pipeline @ab stages 3 {a = !tile.tile<128x64xf16>, b = !tile.tile<256x64xf16>}
@@ -83,10 +90,21 @@ def allocate(kernel: tile.KernelOp, target: Target) -> None:
         rivals = [other for other in placed if not may_share(ring, other)]
         ring.base = IntegerAttr(lowest_base(ring_bytes(ring), rivals), i64)
         placed.append(ring)
-    total = max((ring_end(ring) for ring in rings), default=0)
+    total = place_barriers(rings, max((ring_end(ring) for ring in rings), default=0))
     if total > target.shared_bytes_per_block:
         raise EmmyError(too_much(kernel, rings, total, target), location_of(kernel))
     kernel.attributes[SHARED_BYTES] = IntegerAttr(total, i64)
+
+
+def place_barriers(rings: Sequence[async_copy.PipelineOp], at: int) -> int:
+    """Give the mbarriers of all rings their places from `at` on; the first byte after them."""
+    at = round_up(at, MBARRIER_BYTES)
+    for ring in rings:
+        for count, name in ((ring.full_count, "full_base"), (ring.empty_count, "empty_base")):
+            if count is not None:
+                ring.properties[name] = IntegerAttr(at, i64)
+                at += MBARRIER_BYTES * ring.stages.value.data
+    return at
 
 
 def lay_out(ring: async_copy.PipelineOp) -> None:
@@ -157,10 +175,16 @@ def ring_uses(kernel: tile.KernelOp, ring: str) -> Iterator[Uses]:
         if numbers:
             found.append((body, ops, numbers))
     for body, ops, numbers in found:
-        drained = isinstance(ops[numbers[-1]], async_copy.DrainOp)
-        finished = numbers[-1] if drained else barrier_after(ops, numbers[-1]) if len(found) == 1 else None
+        last = ops[numbers[-1]]
+        # Whoever reads all tickets knows that they have landed, whoever has filled them.
+        reads = len(found) == 1 or any(isinstance(op, READS) and ring_of(op) == ring for op in body.walk())
+        drained = isinstance(last, async_copy.DrainOp)
+        finished = numbers[-1] if drained else barrier_after(ops, numbers[-1], ring) if reads else None
         yield Uses(body, numbers[0], finished)
 
+
+READS = (async_copy.WaitOp, async_copy.WaitFullOp)
+"""What the reading role of a ring does, if another one fills it."""
 
 HALVES = (async_copy.ProducerOp, async_copy.ConsumerOp, async_copy.RoleOp)
 """The ops of a kernel that run beside each other."""
@@ -177,10 +201,17 @@ def uses_ring(op: Operation, ring: str) -> bool:
     return any(type_.pipeline.root_reference.data == ring for type_ in slots)
 
 
-def barrier_after(ops: Sequence[Operation], last: int) -> int | None:
-    """Lowered form: the first barrier after the last use of a ring."""
-    for number in range(last + 1, len(ops)):
-        if isinstance(ops[number], async_copy.BarrierOp):
+def barrier_after(ops: Sequence[Operation], last: int, ring: str) -> int | None:
+    """Lowered form: the first barrier after the last use of a ring, and after its TMA stores are done."""
+    waiting = any(
+        isinstance(inner, async_copy.TmaStoreOp) and async_copy.ring_name(inner.slot) == ring
+        for op in ops[: last + 1]
+        for inner in op.walk()
+    )
+    for number in range(last, len(ops)):
+        if any(isinstance(op, async_copy.BulkWaitOp) and op.pending.value.data == 0 for op in ops[number].walk()):
+            waiting = False
+        if number > last and isinstance(ops[number], async_copy.BarrierOp) and not waiting:
             return number
     return None
 
