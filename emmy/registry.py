@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import importlib
 import importlib.util
+import re
 import sys
 from collections.abc import Callable, Iterable
 from dataclasses import MISSING, fields
@@ -80,7 +81,7 @@ def _make_pass(spec: ArgSpec, target: str | None) -> ModulePass:
     passes = available_passes()
     if spec.name not in passes:
         raise EmmyError(
-            f"there is no pass '{spec.name}'{suggest(spec.name, passes)}; emmy-opt --list-passes lists them"
+            f"there is no pass '{spec.name}'{suggest(spec.name, passes) or '; emmy-opt --list-passes lists them'}"
         )
     pass_type = _import_pass(spec.name, passes[spec.name])
     options = {info.name: info for info in get_pass_option_infos(pass_type)}
@@ -121,8 +122,9 @@ def _option_problem(
             pass_type.from_spec(ArgSpec(name, {info.name: given[info.name]}))
         except ValueError:
             value = ",".join(str(v) for v in given[info.name])
-            wanted = info.expected_type.strip("'")
-            return f"option '{info.name}' of pass '{name}' takes {wanted}, got '{value}'"
+            choices = re.findall(r"'(\w+)'", info.expected_type) if "Literal" in info.expected_type else []
+            wanted = f"is one of {', '.join(choices)}" if choices else f"takes {info.expected_type.strip(chr(39))}"
+            return f"option '{info.name}' of pass '{name}' {wanted}, got '{value}'"
     return f"pass '{name}' does not take these options: {error}"
 
 
