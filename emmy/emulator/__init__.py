@@ -3,10 +3,13 @@
     emulator = Emulator(ptx_text)
     report = emulator.launch("gemm", grid=(4, 2, 1), block=(256, 1, 1), args=[a, b, Uninitialised(c), 1024])
 
+A parameter that holds a tensor map takes a `TensorMap(array, element_bytes, sizes, strides, box, swizzle)`.
+
 It reports as `EmulatorError`, with the PTX line: unknown instructions and modifiers (when the text is parsed),
 divergent branches, reads of registers, shared or global bytes that were never written, out-of-bounds and misaligned
 accesses, reads of asynchronous copies that were not waited for, races between warps (or lanes) through shared memory,
-deadlocks and endless loops. Lanes of a warp are NumPy vectors of 32; warps that stand at one instruction share a call.
+missing proxy fences before TMA, deadlocks and endless loops. Lanes of a warp are NumPy vectors of 32; warps that stand
+at one instruction share a call.
 """
 
 from emmy.emulator.faults import EmulatorError

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 _MAX_ARRIVALS = (1 << 20) - 1  # PTX ISA, mbarrier.init
 _MAX_BYTES = (1 << 20) - 1  # PTX ISA, tx-count of an mbarrier; as far below zero
-_MAX_POLLS = 64  # polls that may fail in a row, with nothing else able to run, before it is a deadlock
+_MAX_POLLS = 16  # polls that may fail in a row, with nothing else able to run, before it is a deadlock
 
 
 @dataclass

@@ -215,6 +215,7 @@ def decode_bulk_copy(spelling: Spelling) -> Operation:
                     warp,
                     lane,
                 )
+            machine.memory.window(address, [size], [1])  # a bad address is the fault of this line, not of the landing
             chunks = np.arange(0, size, 16)
             place = machine.bulk.place(inner(warp, lane), chunks, _ALIGNMENT, warp, lane, line)
             if loads:

@@ -67,6 +67,11 @@ ret;
 """
 
 
+TMA_HINTED = {
+    target: f"cp.async.bulk.tensor.2d.{space}.global.tile.mbarrier::complete_tx::bytes.L2::cache_hint "
+    "[%smem], [%from, {%c0, %c1}], [%bar], %rd2;"
+    for target, (_, space) in TARGETS.items()
+}
 INIT = """
 @%first mbarrier.init.shared::cta.b64 [%bar], 1;
 @%first fence.mbarrier_init.release.cluster;
@@ -533,6 +538,40 @@ def test_plain_bulk_copies(landing):
             run(PLAIN.replace(old, new))
 
 
+# cp.async is of the generic proxy: a fence is due, by the warp that waited for its copies
+
+COPIED = """
+shl.b32 %r0, %t, 4; add.u32 %r1, %r0, %smem; cvt.u64.u32 %rd0, %r0; add.s64 %rd0, %rd0, %out;
+cp.async.cg.shared.global [%r1], [%rd0], 16;
+WAITED
+bar.sync 0;
+@%first {store}
+@%first {commit}
+@%first cp.async.bulk.wait_group 0;
+"""
+
+
+@pytest.mark.parametrize(("landing", "order"), MODES)
+def test_a_store_of_copied_bytes_takes_a_fence(landing, order):
+    buffer = np.arange(512, dtype=np.uint16)
+    target = np.zeros((16, 64), np.uint16)
+    sink = simple(target, swizzle=0)
+
+    def run(waited: str):
+        emulator = Emulator(text(COPIED.replace("WAITED", waited)))
+        emulator.launch("k", (1, 1, 1), (64, 1, 1), [sink, sink, buffer, 0, 0, 8], landing=landing, order=order, seed=4)
+
+    run("cp.async.wait_all; fence.proxy.async;")
+    np.testing.assert_array_equal(target[8:].reshape(-1), buffer)
+    for waited, words in (
+        ("cp.async.wait_all;", "proxy: the bulk copy reads"),
+        ("fence.proxy.async; cp.async.wait_all;", "proxy: the bulk copy reads"),
+        ("fence.proxy.async;", "race|poison"),
+    ):
+        with pytest.raises(EmulatorError, match=words):
+            run(waited)
+
+
 # The texts themselves
 
 
@@ -542,6 +581,9 @@ def test_the_texts_assemble(target):
     texts = [text(LOAD + DUMP + STORE, target, rank) for rank in range(1, 6)]
     texts += [text(INIT + PLAIN.replace("shared::cluster", TARGETS[target][1]), target)]
     texts += [text(FILL + FENCE + BARRIER + ISSUE + READ + BARRIER + REUSE + DONE, target)]
+    texts += [text(COPIED.replace("WAITED", "cp.async.wait_all; fence.proxy.async;"), target)]
+    hinted = "mov.u64 %rd2, 0; " + LOAD.replace("{load}", f"{TMA_HINTED[target]}")
+    texts += [text(hinted, target)]
     texts += [text("prefetch.tensormap [%from]; prefetch.param.tensormap [sink];", target)]
     for ptx in texts:
         Emulator(ptx)
