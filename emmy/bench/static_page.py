@@ -221,8 +221,8 @@ def _promotion(record: Record) -> str:
         return f"{name(record)} promotes by {how}."
     found = meets_budget(record)
     budget = (
-        f"{found['tensor_cycles']:.1f} tensor cycles a product (20 allowed), {found['others']:.2f} other instructions (3.0 allowed), "
-        f"{found['spill_bytes']} bytes of spills: {'within' if found['ok'] else 'over'} budget"
+        f"{found['tensor_cycles']:.1f} tensor cycles a product (20 allowed), {found['others']:.2f} other instructions "
+        f"(3.0 allowed), {found['spill_bytes']} bytes of spills: {'within' if found['ok'] else 'over'} budget"
     )
     return f"{name(record)} promotes by {how}. {budget}."
 

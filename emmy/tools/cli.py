@@ -4,7 +4,10 @@
     emmy run FILE [--device auto | cuda | emulator] [--random SEED] [--check] [--report]
     emmy check FILE                      run every level on the same inputs; name the first that differs
     emmy bench DIR [--out FILE]          time artefacts on a GPU
+    emmy bench --suite gemm [--peers cublas,triton] [--ablate FIELDS] [--out DIR]     compile and time suites of kernels
+    emmy view layout | ir                a layout as SVG, all levels of a module as one HTML page
     emmy cache [path | list | clear]     compiled kernels that are kept on disk
+    emmy study accumulation              errors of the accumulation policies
 
 Exit codes: 0 done, 1 something is wrong with the input or a check failed, 2 wrong command line.
 """
@@ -22,11 +25,13 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "compile": ("emmy.tools.compile_command", "text to PTX, a cubin, the text of a level, or an artefact folder"),
     "run": ("emmy.tools.run_command", "call a function with random inputs, on the GPU or the emulator"),
     "check": ("emmy.tools.check_command", "run every level on the same inputs; name the first that differs"),
+    "view": ("emmy.tools.view_command", "a layout as an SVG picture, or all levels of a module as one HTML page"),
     "cache": ("emmy.tools.cache_command", "compiled kernels that are kept on disk: where, which, remove them"),
+    "study": ("emmy.tools.study_command", "errors of the accumulation policies, as JSON and a page"),
 }
 """Command -> (module with `add_arguments` and `run`, summary). Only the one that is called is imported."""
 
-BENCH = ("bench", "time artefacts on a GPU: the arguments are those of python -m emmy.bench.run")
+BENCH = ("bench", "time artefacts on a GPU (the arguments of python -m emmy.bench.run), or compile and time a --suite")
 
 
 def make_parser(command: str | None) -> argparse.ArgumentParser:
@@ -48,6 +53,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run emmy on `argv` (default: the process's arguments); the exit code."""
     words = list(sys.argv[1:] if argv is None else argv)
     command = next((word for word in words if not word.startswith("-")), None)
+    if words[:1] == [BENCH[0]] and any(word.partition("=")[0] == "--suite" for word in words):
+        from emmy.tools.bench_command import main as bench_suites
+
+        return bench_suites(words[1:])
     if words[:1] == [BENCH[0]]:
         # The device runner imports no xDSL, and neither does the way to it.
         from emmy.bench.run import main as bench
