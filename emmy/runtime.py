@@ -192,8 +192,8 @@ class CudaModule:
         previous = self.runtime.enter()
         try:
             if args and all(map(is_torch_tensor, (*args, *(outs or ())))):
-                results = self.caller(entry).first(args, outs, stream)
-            elif any(isinstance(array, np.ndarray) for array in args):
+                return self.caller(entry).first(args, outs, stream)
+            if any(isinstance(array, np.ndarray) for array in args):
                 results = self._run_numpy(entry, args, outs, stream)
             else:
                 results = self._run_device_arrays(entry, args, outs, stream)
