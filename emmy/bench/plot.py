@@ -6,7 +6,7 @@ import importlib
 from pathlib import Path
 from typing import Any
 
-from emmy.bench.records import Run, peak_tflops
+from emmy.bench.records import Run
 
 WIDTH = 0.8  # of the bars of one case together
 
@@ -36,7 +36,7 @@ def plot_rates(run: Run, path: Path) -> bool:
         width = WIDTH / len(series)
         places = [position + index * width - WIDTH / 2 + width / 2 for position in range(len(names))]
         axes.bar(places, [value or 0.0 for value in values], width, label=label)
-    peak = peak_tflops(run)
+    peak = max((bracket["peak_f32_tflops"] for bracket in run.brackets if bracket.get("peak_f32_tflops")), default=None)
     if peak is not None:
         axes.axhline(peak, linestyle="--", color="black", label="mma.sync on registers")
     axes.set_xticks(range(len(names)), names, rotation=20, ha="right")

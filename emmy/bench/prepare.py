@@ -30,6 +30,7 @@ from emmy.compiler import compile as compile_module
 from emmy.dialects.tensor_op import AccumulateAttr
 from emmy.errors import EmmyError
 from emmy.ir import parse_attribute
+from emmy.progress import Progress
 from emmy.schedules import SCHEDULE_FIELDS
 from emmy.targets import DEFAULT_TARGET, TARGETS
 
@@ -186,19 +187,20 @@ def build(
     them raises `EmmyError`.
     """
     cases: list[Case] = []
-    for suite in suites:
-        for work in SUITES[suite]():
-            for variant, settings in variants.items():
-                case = variant_case(work, variant, settings)
-                try:
-                    compile_case(directory, target, work, case, settings)
-                except EmmyError as error:
-                    if refused is None:
-                        raise
-                    told = {"name": case.name, "variant": variant, "settings": dict(settings), "message": error.message}
-                    refused.append(told)
-                else:
-                    cases.append(case)
+    wanted = [(work, *v) for suite in suites for work in SUITES[suite]() for v in variants.items()]
+    with Progress() as progress:
+        for number, (work, variant, settings) in enumerate(wanted, 1):
+            case = variant_case(work, variant, settings)
+            progress.tell(f"compiling {number} of {len(wanted)}: {case.name}")
+            try:
+                compile_case(directory, target, work, case, settings)
+            except EmmyError as error:
+                if refused is None:
+                    raise
+                told = {"name": case.name, "variant": variant, "settings": dict(settings), "message": error.message}
+                refused.append(told)
+            else:
+                cases.append(case)
     write_cases(directory, cases)
     return cases
 

@@ -116,15 +116,3 @@ def base_name(case: Mapping[str, Any]) -> str:
     variant = str(case.get("variant") or "")
     name = str(case["name"])
     return name.removesuffix(f" {variant}") if variant else name
-
-
-def peak_tflops(run: Run, policy: str = "f32") -> float | None:
-    """The best rate of the register-only `mma.sync` loop among the brackets, TFLOPS; hybrid may use either accumulator."""
-    names = {"f32": ["peak_f32_tflops"], "f16": ["peak_f16_tflops"]}.get(policy, ["peak_f32_tflops", "peak_f16_tflops"])
-    rates = [bracket[name] for bracket in run.brackets for name in names if bracket.get(name)]
-    return max(rates, default=None)
-
-
-def copy_bandwidth(run: Run) -> float | None:
-    """The best copy among the brackets, TB/s, read plus written."""
-    return max((bracket["copy_tb_per_s"] for bracket in run.brackets if bracket.get("copy_tb_per_s")), default=None)

@@ -22,13 +22,11 @@ from emmy.bench.records import (
     Record,
     Run,
     base_name,
-    copy_bandwidth,
-    peak_tflops,
     read_records,
     read_run,
     write_stripped,
 )
-from emmy.bench.table import geometric_mean
+from emmy.bench.table import geometric_mean, percent_of_copy, percent_of_peak
 from emmy.errors import EmmyError
 
 NOTICE = (
@@ -59,8 +57,6 @@ def timed_table(run: Run) -> str:
 
 
 def _timed_row(run: Run, case: Record) -> list[str]:
-    peak, copy = peak_tflops(run, case.get("policy", "f32")), copy_bandwidth(run)
-    traffic = case["bytes"] / case["us"] * 1e-6 if case.get("bytes") else None
     others = [case.get("peers", {}).get(peer, {}).get("ratio") for peer in _other_peers(run.timed)]
     return [
         case["name"],
@@ -70,8 +66,8 @@ def _timed_row(run: Run, case: Record) -> list[str]:
         figure(case.get("peer_tflops"), ".0f"),
         figure(case.get("ratio")),
         *map(figure, others),
-        figure(case["tflops"] / peak if peak and case.get("tflops") else None, ".0f", 100),
-        figure(traffic / copy if traffic and copy else None, ".0f", 100),
+        figure(percent_of_peak(case, run.brackets), ".0f"),
+        figure(percent_of_copy(case, run.brackets), ".0f"),
         str(case.get("registers", "-")),
     ]
 

@@ -4,7 +4,8 @@
     python -m emmy.bench.static --check      # exit code 1 if they are out of date
 
 A 4096^3 product is compiled and assembled for each target, transport, placement and policy of `ROWS`; its hottest loop is
-counted; one CTA of a short product with the same schedule runs on the emulator, which counts bank conflicts.
+counted; one CTA of two short products with the same schedule runs on the emulator, which counts bank conflicts and what is
+executed for each k-tile.
 """
 
 from __future__ import annotations
@@ -20,18 +21,20 @@ from typing import Any
 
 import numpy as np
 
-from emmy.artefact import Artefact, run_on_emulator
+from emmy.artefact import run_on_emulator
 from emmy.assemble import main_loop_mix, main_loop_products, occupancy, sass
 from emmy.bench.pages import told, write_or_check
 from emmy.bench.prepare import MATMUL
 from emmy.bench.records import Record, read_records
 from emmy.bench.static_page import page
+from emmy.compiler import CompiledModule
 from emmy.compiler import compile as compile_module
+from emmy.emulator import Report
 from emmy.errors import EmmyError
 from emmy.targets import get_target
 
 SIZE = 4096
-SHORT_DEPTH = 512  # of the product whose conflicts are counted: some rounds of every ring
+SHORT_DEPTHS = (512, 768)  # of the products that are emulated: some rounds of every ring, and a few k-tiles more
 
 CP_ASYNC: Mapping[str, Any] = {"transport": "cp_async"}
 TMA: Mapping[str, Any] = {"transport": "tma"}
@@ -58,8 +61,8 @@ def row(target: str, schedule: Mapping[str, Any], policy: str) -> Record:
     """What is known about one kernel; `message` instead of figures if it cannot be compiled."""
     known: Record = {"kind": "static", "target": target, "schedule": dict(schedule), "policy": policy}
     try:
-        artefact = compiled(target, schedule, policy, SIZE)
-        short = compiled(target, schedule, policy, SHORT_DEPTH)
+        artefact = compiled(target, schedule, policy, SIZE).artefact
+        (short, lines), (longer, _) = (emulated(target, schedule, policy, depth) for depth in SHORT_DEPTHS)
     except EmmyError as error:
         return known | {"message": error.message}
     launch = artefact.entry("matmul")["launches"][0]
@@ -79,27 +82,38 @@ def row(target: str, schedule: Mapping[str, Any], policy: str) -> Record:
         "limited_by": fits.limited_by,
         "mix": main_loop_mix(text, kernel),
         "products": main_loop_products(text, kernel),
-        "conflicts": bank_conflicts(short),
+        "conflicts": bank_conflicts(short, lines),
+        "executed": executed(short, longer),
     }
 
 
-def compiled(target: str, schedule: Mapping[str, Any], policy: str, depth: int) -> Artefact:
+def compiled(target: str, schedule: Mapping[str, Any], policy: str, depth: int) -> CompiledModule:
     """The product with `depth` contraction elements; the schedule that is chosen does not depend on it."""
     text = MATMUL.format(m=SIZE, n=SIZE, k=depth, t="f16")
-    return compile_module(text, target, accumulate=policy, schedule=schedule).artefact
+    return compile_module(text, target, accumulate=policy, schedule=schedule)
 
 
-def bank_conflicts(artefact: Artefact) -> dict[str, int]:
-    """Extra wavefronts of one CTA on the emulator: of the `operands` (copies in, ldmatrix) and of the `result` (all else)."""
+def emulated(target: str, schedule: Mapping[str, Any], policy: str, depth: int) -> tuple[Report, list[str]]:
+    """What one CTA of the product does on the emulator, and the lines of its PTX."""
+    artefact = compiled(target, schedule, policy, depth).portable_artefact
     entry = copy.deepcopy(artefact.entry("matmul"))
     launch = entry["launches"][0]
     launch["grid"] = [1, 1, 1]
-    alone = replace(artefact, entries={"matmul": entry})
-    operand = np.ones((SIZE, SHORT_DEPTH), np.float16)
-    _, (report,) = run_on_emulator(alone, "matmul", [operand, operand])
+    operand = np.ones((SIZE, depth), np.float16)
+    _, (report,) = run_on_emulator(replace(artefact, entries={"matmul": entry}), "matmul", [operand, operand])
     ptx = artefact.images[launch["image"]].ptx
     assert ptx is not None
-    lines = ptx.splitlines()
+    return report, ptx.splitlines()
+
+
+def executed(one: Report, longer: Report) -> dict[str, int]:
+    """PTX warp instructions that more k-tiles cost: `mma`, `ldmatrix` and `other`."""
+    more = longer.instructions - one.instructions
+    return {"mma": more["mma"], "ldmatrix": more["ldmatrix"], "other": more.total() - more["mma"] - more["ldmatrix"]}
+
+
+def bank_conflicts(report: Report, lines: Sequence[str]) -> dict[str, int]:
+    """Extra wavefronts of the `operands` (copies in, ldmatrix) and of the `result` (all else)."""
     found = {"operands": 0, "result": 0}
     for line, count in report.bank_conflicts.items():
         text = lines[line - 1]

@@ -21,6 +21,8 @@ products of m16n8k16, which is a k-tile of 64 for a warp tile of 64x64; promotio
   barriers, mbarriers, fences and waits, *fillers* are NOPs and instructions that are predicated off for good, which ptxas prints
   to space others.
 * *conflicts* are extra wavefronts of shared memory accesses by one CTA on the emulator: operands (copies in, ldmatrix) / result.
+* *executed* are PTX instructions that the emulator executes, over all warps, for each 128 `mma` of further k-tiles: ldmatrix /
+  all that is neither. A block that one warp runs counts once here, and for every warp in the SASS.
 * *tensor cycles*: an m16n8k16 product takes 16 cycles of a sub-core's tensor pipe with FP16 sums and 32 with FP32 sums on GeForce
   dies, an m16n8k8 product with FP32 sums 16 (`emmy.targets`: FP32 accumulation runs at half rate). *issue* is all instructions
   of the loop; one issues a cycle and sub-core, so it is a limit only above the tensor cycles. *model* is the speed over the
@@ -164,13 +166,14 @@ def resource_table(records: Sequence[Record]) -> str:
             f"{record['shared_bytes'] / 1024:.0f} KiB",
             f"{record['blocks_per_sm']} x {record['threads'] // 32} warps ({record['limited_by']})",
             f"{conflicts['operands']} / {conflicts['result']}",
+            f"{executed(record, 'ldmatrix'):.0f} / {executed(record, 'other'):.0f}",
             figure(None if record["target"] in FULL_RATE else tensor_cycles(record), ".1f"),
             f"{others(record, False):.2f} / {others(record, True):.2f}",
             figure(issued(record), ".2f"),
             figure(speed(record, base), ".2f"),
         ]
 
-    header = ["kernel", "registers", "spills", "shared", "on an SM", "conflicts", "tensor cycles"]
+    header = ["kernel", "registers", "spills", "shared", "on an SM", "conflicts", "executed", "tensor cycles"]
     header += ["other instructions without / with fillers", "issue", "model"]
     return markdown_table(header, [[name(record), *cells(record)] for record in records])
 
@@ -188,7 +191,8 @@ def claims(records: Sequence[Record]) -> list[str]:
         ours, theirs = (overhead(r) for r in (record, base))
         told = (
             f"* {name(record)}: {ours:.0f} instructions that are neither HMMA nor LDSM nor fillers for each 128 products, "
-            f"{ours / theirs:.2f} of cp.async's {theirs:.0f}."
+            f"{ours / theirs:.2f} of cp.async's {theirs:.0f}; executed by a CTA: {executed(record, 'other'):.0f}, "
+            f"{executed(record, 'other') / executed(base, 'other'):.2f} of {executed(base, 'other'):.0f}."
         )
         said.append(wrapped(told, "  "))
     return said
@@ -200,6 +204,13 @@ def _pairs(records: Sequence[Record]) -> list[tuple[Record, Record]]:
     return [
         (r, bases[r["policy"]]) for r in records if r["schedule"].get("transport") == "tma" and r["policy"] in bases
     ]
+
+
+def executed(record: Record, kind: str) -> float:
+    """Executed PTX instructions of a kind for each 128 useful `mma`."""
+    found = record["executed"]
+    products = found["mma"] * useful(record) / sum(record["products"].values())
+    return found[kind] * 128 / products
 
 
 def overhead(record: Record) -> float:

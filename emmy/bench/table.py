@@ -9,7 +9,8 @@ from typing import Any
 MAX_LINES = 40
 NAME_WIDTH = 36
 HEADER = (
-    f"{'case':<{NAME_WIDTH}} {'ok':<4} {'rms err':>8} {'max err':>8} {'us':>9} {'TFLOPS':>7} {'peer':>7} {'ratio':>6}"
+    f"{'case':<{NAME_WIDTH}} {'ok':<4} {'rms err':>8} {'max err':>8} {'us':>9} {'TFLOPS':>7} {'peer':>7} {'ratio':>6} "
+    f"{'%peak':>5} {'%copy':>5}"
 )
 
 
@@ -40,10 +41,24 @@ def format_table(results: Sequence[dict[str, Any]], brackets: Sequence[dict[str,
     if len(rows) > room:
         rows = sorted(rows, key=lambda r: r["ok"])[: room - 1]
         footer.insert(0, f"... {len(results) - len(rows)} more cases are in the file")
-    return [HEADER, *map(_row, rows), *footer]
+    return [HEADER, *(_row(row, brackets) for row in rows), *footer]
 
 
-def _row(result: dict[str, Any]) -> str:
+def percent_of_peak(result: dict[str, Any], brackets: Sequence[dict[str, Any]]) -> float | None:
+    """The rate over that of `mma.sync` on registers alone (the best bracket), in percent; hybrid may use either accumulator."""
+    policy = result.get("policy", "f32")
+    names = [f"peak_{accumulator}_tflops" for accumulator in (("f32", "f16") if policy == "hybrid" else (policy,))]
+    peak = max((bracket[name] for bracket in brackets for name in names if bracket.get(name)), default=None)
+    return 100 * result["tflops"] / peak if peak and result.get("tflops") else None
+
+
+def percent_of_copy(result: dict[str, Any], brackets: Sequence[dict[str, Any]]) -> float | None:
+    """The compulsory traffic (operands and result once) over the bandwidth of a copy (the best bracket), in percent."""
+    copy = max((bracket["copy_tb_per_s"] for bracket in brackets if bracket.get("copy_tb_per_s")), default=None)
+    return 100 * result["bytes"] / result["us"] * 1e-6 / copy if copy and result.get("bytes") else None
+
+
+def _row(result: dict[str, Any], brackets: Sequence[dict[str, Any]]) -> str:
     name = result["name"]
     if len(name) > NAME_WIDTH:
         name = name[: NAME_WIDTH - 1] + "~"
@@ -58,6 +73,8 @@ def _row(result: dict[str, Any]) -> str:
         _cell(result.get("tflops"), "7.1f"),
         _cell(result.get("peer_tflops"), "7.1f"),
         _cell(result.get("ratio"), "6.3f"),
+        _cell(percent_of_peak(result, brackets), "5.0f"),
+        _cell(percent_of_copy(result, brackets), "5.0f"),
     )
     return " ".join((line, *cells))
 

@@ -91,6 +91,17 @@ def test_expected_bits(tmp_path):
     assert found["differ_from_expected"] > 0
 
 
+def test_a_study_over_seeds_has_f32_and_f16_results(tmp_path):
+    measurement = Measurement(StandIn(), dataclasses.replace(NORMAL, seeds=3), tmp_path, "cpu")
+    measurement.synchronize = lambda: None
+    found = measurement.study(3)["study"]
+    assert set(found) == {"f32", "f16"}
+    assert found["f16"]["seeds"] == 3
+    assert found["f16"]["rms"][0] == pytest.approx(2.07e-4, rel=0.05)  # the stand-in's result is rounded to f16
+    assert found["f16"]["rms"][1] > 0  # seeds differ
+    assert found["f16"]["not_finite"] == 0
+
+
 def test_work_without_a_reference_is_not_called_correct(tmp_path):
     measurement = Measurement(StandIn(), NORMAL, tmp_path, "cpu")
     measurement.synchronize = lambda: None

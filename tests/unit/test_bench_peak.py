@@ -6,6 +6,7 @@ import pytest
 from emmy.artefact import evaluate, run_on_emulator
 from emmy.assemble import find_tool, main_loop_mix, sass
 from emmy.bench.peak import ACCUMULATORS, PEAK_ARTEFACT, ROW_ELEMENTS, THREADS, entry_name, peak_artefact, peak_ptx
+from emmy.bench.worker import Worker
 from emmy.errors import EmmyError
 from emmy.targets import TARGETS
 
@@ -50,6 +51,51 @@ def test_its_loop_is_tensor_instructions_without_spills(target):
         assert mix["HMMA"] % 32 == 0
         assert sum(count for opcode, count in mix.items() if opcode not in ("HMMA", "NOP")) <= 4
         assert artefact.resources[entry_name(accumulator)]["spill_bytes"] == 0
+
+
+class EmulatedWorker(Worker):
+    """A worker whose device is the emulator, with two SMs, and whose PyTorch is NumPy."""
+
+    class torch:
+        float16, int32 = np.float16, np.int32
+        randn = staticmethod(lambda shape, device: torch_like(np.random.default_rng(0).standard_normal(shape)))
+        empty = staticmethod(lambda shape, dtype, device: np.full(shape, -1, dtype))
+
+        class cuda:
+            get_device_properties = staticmethod(lambda device: type("Properties", (), {"multi_processor_count": 2}))
+
+    class runtime:
+        device = 0
+
+        @staticmethod
+        def load(artefact):
+            def run(entry, arrays, out):
+                out[0][...] = run_on_emulator(artefact, entry, arrays)[0][0]
+
+            return type("Module", (), {"artefact": artefact, "run": staticmethod(run)})
+
+    def __init__(self):
+        self.modules = {}
+
+
+def torch_like(array):
+    class Tensor(np.ndarray):
+        def to(self, dtype):
+            return self.astype(dtype).view(np.ndarray)
+
+    return array.view(Tensor)
+
+
+def test_the_worker_runs_it_where_the_artefact_is(tmp_path):
+    worker = EmulatedWorker()
+    assert worker._peak_calls(tmp_path / PEAK_ARTEFACT) == ({}, {})
+    peak_artefact("sm_90a", 1).save(tmp_path / PEAK_ARTEFACT)
+    calls, flops = worker._peak_calls(tmp_path / PEAK_ARTEFACT)
+    assert list(calls) == ["peak_f32", "peak_f16"]
+    assert set(flops.values()) == {2 * THREADS // 32 * 2 * 16 * 2 * 16 * 8 * 16}
+    for call in calls.values():
+        call()
+        assert not call.keywords["out"][0].any()
 
 
 def test_it_is_printed_for_the_target():

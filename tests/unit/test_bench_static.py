@@ -34,6 +34,7 @@ def record(policy, products, target="sm_89", transport="cp_async", **mix):
         "target": target, "schedule": {"transport": transport}, "policy": policy, "products": products,
         "mix": {"HMMA": hmma, **mix}, "registers": 200, "spill_bytes": 0, "threads": 256, "shared_bytes": 98304,
         "blocks_per_sm": 1, "warps_per_sm": 8, "limited_by": "shared", "conflicts": {"operands": 0, "result": 3},
+        "executed": {"mma": 2 * hmma, "ldmatrix": 5, "other": hmma},
     }  # fmt: skip
 
 
@@ -80,13 +81,13 @@ def test_a_section_has_loops_resources_claims_and_refusals():
     text = section("sm_89", [F32, CONVERT, tma, {**F32, "policy": "f16", "message": "no\nmore"}])
     assert "| cp_async; f32 | 128 | 0 | 0 | 32 | 12 | 0 | 2 | 0 | 0 | 16 | 8 |" in text
     assert (
-        "| cp_async; hybrid 64 | 200 | 0 | 96 KiB | 1 x 8 warps (shared) | 0 / 3 | 16.0 | 2.25 / 2.27 | 3.27 | 2.00 |"
+        "| cp_async; hybrid 64 | 200 | 0 | 96 KiB | 1 x 8 warps (shared) | 0 / 3 | 2 / 64 | 16.0 | 2.25 / 2.27 | 3.27 | 2.00 |"
         in text
     )
     assert "promotes by converting and adding (`HADD2.F32` and `FADD`, two instructions a value)" in text
     assert "within budget" in text
     assert "* tma; f32: 6 instructions that are neither HMMA nor LDSM nor fillers" in text
-    assert "0.20 of cp.async's 30." in " ".join(text.split())
+    assert "0.20 of cp.async's 30; executed by a CTA: 64, 1.00 of 64." in " ".join(text.split())
     assert "* cp_async; f16 was not compiled: no\n" in text
 
 

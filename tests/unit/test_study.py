@@ -25,7 +25,7 @@ ROOT = Path(__file__).parents[2]
 
 def test_statistics_of_one_seed():
     reference = np.array([3.0, -3.0, 3.0, -3.0])
-    found = seed_statistics(np, reference + [0.3, 0.3, -0.6, np.inf], reference)
+    found = seed_statistics(np, reference + np.array([0.3, 0.3, -0.6, np.inf]), reference)
     assert found["not_finite"] == 1
     assert found["mean_abs"] == pytest.approx(0.1)  # 0.1, 0.1, 0.2 and nothing, of rms(C) = 3
     assert found["rms"] == pytest.approx(math.sqrt(0.06 / 4))
