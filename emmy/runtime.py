@@ -235,6 +235,11 @@ class CudaModule:
     def _run_numpy(self, entry: str, args: Sequence[Any], outs: list[Any] | None, stream: Any) -> list[Any]:
         """Copy in, launch, copy back, wait. Results start as NaN, so that an element nobody wrote shows."""
         handle = 0 if stream is None else stream_handle(stream)
+        if self.runtime.is_capturing(handle):
+            raise EmmyError(
+                "NumPy arrays are copied and waited for, which a stream that is being captured cannot do; "
+                "pass arrays that are on the device"
+            )
         for array, spec in zip(args, self.artefact.entry(entry)["arguments"], strict=False):
             if not isinstance(array, np.ndarray):
                 kind = type(array).__name__

@@ -87,6 +87,7 @@ def test_against_the_fake_driver(tmp_path):
     source = HERE / "fake_cuda_driver.c"
     subprocess.run([compiler, "-shared", "-fPIC", "-w", "-o", str(library), str(source), "-ldl"], check=True)
     environment = {**os.environ, "LD_LIBRARY_PATH": str(tmp_path)}
-    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", str(HERE / "runtime_on_fake_driver.py")]
+    files = [str(HERE / name) for name in ("runtime_on_fake_driver.py", "calls_on_fake_driver.py")]
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *files]
     done = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=HERE.parent.parent)
     assert done.returncode == 0, done.stdout + done.stderr
