@@ -95,7 +95,7 @@ def test_the_worker_runs_it_where_the_artefact_is(tmp_path):
     assert set(flops.values()) == {2 * THREADS // 32 * 2 * 16 * 2 * 16 * 8 * 16}
     for call in calls.values():
         call()
-        assert not call.keywords["out"][0].any()
+        assert (call.keywords["out"][0] != -1).all()  # each thread stored its sums
 
 
 def test_it_is_printed_for_the_target():
