@@ -50,7 +50,7 @@ STAGING_SECONDS = 3600
 DEFAULT_LIMIT = 1 << 30
 UNITS = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 
-NOT_THE_COMPILER = frozenset({"bench", "emulator", "interpreters", "tools", "__pycache__"})
+NOT_THE_COMPILER = frozenset({"bench", "emulator", "interpreters", "tools", "views", "__pycache__"})
 """Folders of the package that cannot change what is compiled."""
 
 

@@ -26,10 +26,15 @@ from emmy.runtime import is_available
 def make_parser() -> argparse.ArgumentParser:
     """The command line of `emmy bench --suite`."""
     parser = argparse.ArgumentParser(prog="emmy bench", description="Compile, check and time suites of kernels.")
+    add_arguments(parser)
+    return parser
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """What is compiled, and how it is checked and timed."""
     prepare.add_arguments(parser)
     parser.add_argument("--out", type=Path, default=Path("bench"), help="a folder for artefacts and results")
     run.add_run_arguments(parser)
-    return parser
 
 
 def main(words: Sequence[str]) -> int:

@@ -13,6 +13,7 @@ from emmy.artefact import DTYPES, Array, run_on_emulator
 from emmy.compiler import CompiledModule, compile
 from emmy.ir import as_emmy_error, parse_module
 from emmy.pipelines import level_of
+from emmy.progress import Progress
 from emmy.tools.compare import compare, error_terms, is_exact_on_integers
 from emmy.tools.compile_command import add_compile_options
 from emmy.tools.inputs import choose_entry, parse_shapes, random_arrays, resolve_shapes
@@ -50,17 +51,26 @@ def run(args: argparse.Namespace) -> int:
     entry = choose_entry(module.entries, args.entry)
     spec = module.portable_artefact.entry(entry)
     shapes = resolve_shapes(spec, parse_shapes(args.shape, spec))
+    inputs = {kind: random_arrays(spec, shapes, args.random, kind) for kind in ("integers", "normal")}
     print(f"{entry} for {module.target}, " + ", ".join(f"{n}: {'x'.join(map(str, s))}" for n, s in shapes.items()))
-    stages = make_stages(module, entry, args.random)
-    judges = [
-        Judge(module, entry, random_arrays(spec, shapes, args.random, kind), kind, stages[0])
-        for kind in ("integers", "normal")
-    ]
+    with Progress() as progress:
+        progress.tell("lowering to every level")
+        stages = make_stages(module, entry, args.random)
+        progress.tell("computing the reference")
+        judges = [Judge(module, entry, arrays, kind, stages[0]) for kind, arrays in inputs.items()]
+        return judge_stages(stages, judges, progress)
+
+
+def judge_stages(stages: Sequence[Stage], judges: Sequence[Judge], progress: Progress) -> int:
+    """Run every stage, printing a line for each; 1 at the first whose results part from the reference."""
     width = max(len(stage.name) for stage in stages)
+    progress.clear()
     print(f"{'level':{width}}  integers     normal (RMS error, bound {judges[1].bound_text()})")
-    for stage in stages:
+    for number, stage in enumerate(stages, 1):
+        progress.tell(f"{number} of {len(stages)}: {stage.name}")
         for judge in judges:
             judge.visit(stage)
+        progress.clear()
         print(f"{stage.name:{width}}  {stage.verdicts[0]:11}  {stage.verdicts[1]}", flush=True)
         if not stage.ok:
             print(f"results part at: {stage.name}")

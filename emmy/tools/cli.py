@@ -18,6 +18,7 @@ import argparse
 import importlib
 import sys
 from collections.abc import Sequence
+from typing import Any
 
 from emmy import __version__
 
@@ -34,18 +35,39 @@ COMMANDS: dict[str, tuple[str, str]] = {
 BENCH = ("bench", "time artefacts on a GPU (the arguments of python -m emmy.bench.run), or compile and time a --suite")
 
 
-def make_parser(command: str | None) -> argparse.ArgumentParser:
-    """The parser; only `command` gets its own arguments."""
+class PrintCompletion(argparse.Action):
+    """`--completion SHELL`: print the script and exit."""
+
+    def __call__(self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, option: Any = None):
+        from emmy.tools.completion import script
+        from emmy.tools.opt import make_parser as make_opt_parser
+
+        sys.stdout.write(script(str(values), {"emmy": complete_parser(), "emmy-opt": make_opt_parser()}))
+        parser.exit()
+
+
+def complete_parser() -> argparse.ArgumentParser:
+    """The parser with the arguments of every command: what completion and the manual page are made from."""
+    return make_parser(*COMMANDS, BENCH[0])
+
+
+def make_parser(*wanted: str) -> argparse.ArgumentParser:
+    """The parser; only the commands `wanted` get their own arguments, because that imports them."""
     parser = argparse.ArgumentParser(
         prog="emmy", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--version", action="version", version=f"emmy {__version__}")
+    parser.add_argument(
+        "--completion", choices=("bash", "zsh"), action=PrintCompletion, help="print a completion script for this shell"
+    )
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     for name, (module, summary) in COMMANDS.items():
         sub = commands.add_parser(name, help=summary, description=summary)
-        if name == command:
+        if name in wanted:
             importlib.import_module(module).add_arguments(sub)
-    commands.add_parser(BENCH[0], help=BENCH[1], add_help=False)
+    bench = commands.add_parser(BENCH[0], help=BENCH[1], description=BENCH[1], add_help=False)
+    if BENCH[0] in wanted:
+        importlib.import_module("emmy.tools.bench_command").add_arguments(bench)
     return parser
 
 
@@ -67,7 +89,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         except EmmyError as error:
             print(error, file=sys.stderr)
             return 1
-    args = make_parser(command).parse_args(words)
+    args = make_parser(*([command] if command else [])).parse_args(words)
     from emmy.tools.shell import guarded
 
     return guarded(lambda: importlib.import_module(COMMANDS[args.command][0]).run(args))

@@ -64,6 +64,7 @@ class EmmyOpt(xDSLOptMain):
         self.available_targets[PtxTarget.name] = lambda: PtxTarget
 
     def register_all_arguments(self, arg_parser: argparse.ArgumentParser) -> None:
+        self.arg_parser = arg_parser
         super().register_all_arguments(arg_parser)
         for action in arg_parser._actions:  # pyright: ignore[reportPrivateUsage]
             if action.dest == "passes":
@@ -171,6 +172,13 @@ class EmmyOpt(xDSLOptMain):
 
     def prepare_output(self) -> IO[str]:
         raise NotImplementedError("run() writes the output")
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """The command line of emmy-opt: what completion and the manual page are made from."""
+    parser = EmmyOpt([], {}).arg_parser
+    parser.prog = "emmy-opt"
+    return parser
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -14,6 +14,7 @@ from emmy.artefact import DTYPE_NAMES, Array, run_on_emulator
 from emmy.compiler import CompiledModule, compile
 from emmy.errors import EmmyError
 from emmy.module import runs_on_gpu
+from emmy.progress import Progress
 from emmy.tools.compile_command import add_compile_options, add_report_option, print_report
 from emmy.tools.inputs import choose_entry, flops, parse_shapes, random_arrays, resolve_shapes
 
@@ -98,7 +99,9 @@ def emulate(module: CompiledModule, entry: str, arrays: Sequence[Array], work: i
             f"emulating {work / 1e9:.1f} GFLOP takes about {expected:.0f} s; --shape chooses smaller inputs", flush=True
         )
     start = time.perf_counter()
-    results, reports = run_on_emulator(module.portable_artefact, entry, arrays)
+    with Progress() as progress:
+        progress.count_seconds("emulating", expected)
+        results, reports = run_on_emulator(module.portable_artefact, entry, arrays)
     seconds = time.perf_counter() - start
     executed, conflicts = Counter[str](), 0
     for report in reports:
