@@ -162,6 +162,7 @@ _ARITHMETIC: tuple[tuple[str, str, str], ...] = (
 _MOVES: tuple[tuple[str, str, str, str], ...] = (
     ("tid_x", "r", "", "mov.u32 $0, %tid.x"),
     ("ctaid_x", "r", "", "mov.u32 $0, %ctaid.x"),
+    ("nctaid_x", "r", "", "mov.u32 $0, %nctaid.x"),
     ("shared_base", "r", "", "mov.u32 $0, smem"),
     ("mov_b32_f32", "f", "r", "mov.b32 $0, $1"),
     ("mov_f32_b32", "r", "f", "mov.b32 $0, $1"),

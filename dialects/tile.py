@@ -45,10 +45,12 @@ from xdsl.dialects.builtin import (
 from xdsl.ir import Attribute, Block, Dialect, Operation, ParametrizedAttribute, Region, SSAValue, TypeAttribute
 from xdsl.irdl import (
     AnyAttr,
+    AttrSizedOperandSegments,
     IRDLOperation,
     irdl_attr_definition,
     irdl_op_definition,
     operand_def,
+    opt_operand_def,
     opt_prop_def,
     prop_def,
     region_def,
@@ -378,20 +380,25 @@ class KernelOp(IRDLOperation):
 class GridOp(IRDLOperation):
     """The element offsets of this CTA's tile: `extents` split into blocks of `blocks` elements, one CTA for each block.
 
-    With `raster G` the CTA order of the last two dimensions is grouped: G blocks of the last-but-one dimension are walked
-    before the next block of the last one, so that neighbouring CTAs share operands in L2; G = 1 is row-major.
+    `at %t` gives the offsets of tile number t instead (a CTA that computes several). With `raster G` the CTA order of the
+    last two dimensions is grouped: G blocks of the last-but-one dimension are walked before the next block of the last one, so
+    that neighbouring CTAs share operands in L2; G = 1 is row-major.
     """
 
     name = "tile.grid"
     extents = var_operand_def(IndexType)
+    number = opt_operand_def(IndexType)
     blocks = prop_def(DenseArrayBase.constr(i64))
     raster = prop_def(IntegerAttr.constr(type=i64))
     offsets = var_result_def(IndexType)
     traits = traits_def(Pure())
+    irdl_options = (AttrSizedOperandSegments(as_property=True),)
 
-    def __init__(self, extents: Sequence[SSAValue], blocks: Sequence[int], raster: int = 1):
+    def __init__(
+        self, extents: Sequence[SSAValue], blocks: Sequence[int], raster: int = 1, number: SSAValue | None = None
+    ):
         super().__init__(
-            operands=[extents],
+            operands=[extents, number],
             result_types=[[Index] * len(extents)],
             properties={"blocks": DenseArrayBase.from_list(i64, list(blocks)), "raster": IntegerAttr(raster, i64)},
         )
@@ -406,7 +413,8 @@ class GridOp(IRDLOperation):
         dims = parser.parse_comma_separated_list(parser.Delimiter.SQUARE, one)
         parser.parse_keyword("raster")
         raster = parser.parse_integer(allow_boolean=False, allow_negative=False)
-        op = cls([e for e, _ in dims], [b for _, b in dims], raster)
+        number = parser.parse_operand(Index) if parser.parse_optional_keyword("at") is not None else None
+        op = cls([e for e, _ in dims], [b for _, b in dims], raster, number)
         op.attributes = parser.parse_optional_attr_dict()
         return op
 
@@ -419,6 +427,9 @@ class GridOp(IRDLOperation):
 
         printer.print_list(list(zip(self.extents, self.get_blocks(), strict=True)), one)
         printer.print_string(f"] raster {self.raster.value.data}")
+        if self.number is not None:
+            printer.print_string(" at ")
+            printer.print_ssa_value(self.number)
         printer.print_op_attributes(self.attributes)
 
     def get_blocks(self) -> tuple[int, ...]:
@@ -437,6 +448,32 @@ class CtaIdOp(IRDLOperation):
     """The number of this CTA in the launch, from 0."""
 
     name = "tile.cta_id"
+    result = result_def(IndexType)
+    traits = traits_def(Pure())
+    assembly_format = "attr-dict"
+
+    def __init__(self):
+        super().__init__(result_types=[Index])
+
+
+@irdl_op_definition
+class CtaCountOp(IRDLOperation):
+    """How many CTAs the launch has."""
+
+    name = "tile.cta_count"
+    result = result_def(IndexType)
+    traits = traits_def(Pure())
+    assembly_format = "attr-dict"
+
+    def __init__(self):
+        super().__init__(result_types=[Index])
+
+
+@irdl_op_definition
+class SmCountOp(IRDLOperation):
+    """Host: how many multiprocessors the device has."""
+
+    name = "tile.sm_count"
     result = result_def(IndexType)
     traits = traits_def(Pure())
     assembly_format = "attr-dict"
@@ -672,6 +709,8 @@ Tile = Dialect(
         KernelOp,
         GridOp,
         CtaIdOp,
+        CtaCountOp,
+        SmCountOp,
         LoadOp,
         StoreOp,
         FillOp,

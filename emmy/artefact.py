@@ -6,6 +6,7 @@ shapes:
 
     E = int | ["dim", argument, axis] | ["stride", argument, axis]        (elements)
       | ["add" | "mul" | "sub" | "min" | "max", E, E, ...] | ["ceildiv" | "floordiv", E, E]
+      | ["sms"]                                                           (multiprocessors of the device)
 
 A launch parameter is a buffer's address, a number, or a tensor map: what TMA needs of a buffer.
 
@@ -231,6 +232,12 @@ def row_major(shape: Sequence[int]) -> Shape:
     return tuple(strides)
 
 
+SMS = "(multiprocessors)"
+"""Where `evaluate` finds the value of `["sms"]` among the shapes; no argument has such a name."""
+
+EMULATED_SMS = 3
+"""Multiprocessors of the emulated device: few, so that a small grid has more tiles than CTAs."""
+
 OPERATIONS: dict[str, Callable[[list[int]], int]] = {
     "add": sum,
     "mul": math.prod,
@@ -250,6 +257,8 @@ def evaluate(expression: Expression, shapes: Mapping[str, Shape], strides: Mappi
     if operation in ("dim", "stride"):
         table = shapes if operation == "dim" else strides
         return table[str(operands[0])][int(operands[1])]
+    if operation == "sms":
+        return shapes[SMS][0]
     if operation not in OPERATIONS:
         raise EmmyError(f"'{operation}' is no operation of a size expression; those are {', '.join(OPERATIONS)}")
     return OPERATIONS[operation]([evaluate(operand, shapes, strides) for operand in operands])
@@ -321,8 +330,10 @@ class BoundCall:
     alignments: dict[str, int]
 
 
-def bind(entry: EntrySpec, arrays: Sequence[ArrayInfo]) -> BoundCall:
+def bind(entry: EntrySpec, arrays: Sequence[ArrayInfo], sms: int = EMULATED_SMS) -> BoundCall:
     """Check a call of `entry` with `arrays` (one for each argument, in order) and evaluate every expression.
+
+    `sms`: multiprocessors of the device.
 
     Raises `EmmyError`, one sentence that names the argument, for a wrong number of arguments, dtype, rank, dimension,
     strides or alignment, for a check of the entry that fails, and for a grid beyond the hardware's limits.
@@ -334,7 +345,7 @@ def bind(entry: EntrySpec, arrays: Sequence[ArrayInfo]) -> BoundCall:
     for spec, array in zip(specs, arrays, strict=True):
         _check_kind(spec, array)
     named = {spec["name"]: array for spec, array in zip(specs, arrays, strict=True)}
-    shapes = {name: array.shape for name, array in named.items()}
+    shapes: dict[str, Shape] = {SMS: (sms,)} | {name: array.shape for name, array in named.items()}
     strides = {name: array.strides or row_major(array.shape) for name, array in named.items()}
     for spec in specs:
         _check_layout(spec, named[spec["name"]], shapes, strides)

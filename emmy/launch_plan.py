@@ -349,6 +349,8 @@ class HostEvaluator:
             self.indices[op.results[0]] = ARITHMETIC[type(op)](*(self.indices[operand] for operand in op.operands))
         elif isinstance(op, tile.DimOp):
             self.indices[op.result] = self.buffers[op.source].sizes[op.axis.value.data]
+        elif isinstance(op, tile.SmCountOp):
+            self.indices[op.result] = ["sms"]
         elif isinstance(op, tile.AllocOp):
             self.buffers[op.result] = self.allocate(op)
         elif isinstance(op, tile.LaunchOp):

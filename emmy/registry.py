@@ -33,6 +33,7 @@ PASSES: dict[str, str] = {
     "delay-copies": "emmy.passes.delay_copies",
     "allocate-shared": "emmy.passes.allocate_shared",
     "lower-raster": "emmy.passes.lower_raster",
+    "persistent-grid": "emmy.passes.persistent_grid",
     "unroll-loops": "emmy.passes.unroll_loops",
     "lower-to-ptx": "emmy.lowering.level3_to_ptx",
 }

@@ -137,6 +137,8 @@ def show_expression(expression: Expression) -> str:
     operation, *operands = expression
     if operation in ("dim", "stride"):
         return f"{operands[0]}.{operands[1]}" if operation == "dim" else f"stride({operands[0]}.{operands[1]})"
+    if operation == "sms":
+        return "multiprocessors"
     shown = [show_expression(operand) for operand in operands]
     if operation in INFIX:
         inner = [f"({s})" if operation != "add" and re.search(r" [+-] ", s) and s[-1] != ")" else s for s in shown]

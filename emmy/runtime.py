@@ -67,11 +67,12 @@ class Runtime:
             raise EmmyError(f"there is no CUDA device {device}; {count} found")
         handle = call("open the device", driver.cuDeviceGet, device)
         kinds = driver.CUdevice_attribute
-        major, minor = (
+        major, minor, self.sms = (
             int(call("query the device", driver.cuDeviceGetAttribute, kind, handle))
             for kind in (
                 kinds.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR,
                 kinds.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR,
+                kinds.CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT,
             )
         )
         self.device = device
@@ -248,7 +249,7 @@ class CudaModule:
         key = (entry, tuple((array.dtype, array.shape) for array in inputs))
         plan = self._plans.get(key)
         if plan is None:
-            bound = bind(self.artefact.entry(entry), [numpy_info(array) for array in inputs])
+            bound = bind(self.artefact.entry(entry), [numpy_info(array) for array in inputs], self.runtime.sms)
             plan = self._plans[key] = self._prepare_all(entry, bound, handle)
         bound = plan.call
         if outs is None:
@@ -289,7 +290,7 @@ class CudaModule:
             device = self._device_of(array.info.address) if array.device < 0 else array.device
             if device != self.runtime.device:
                 raise EmmyError(f"argument '{name}' is on CUDA device {device}; the kernel is on {self.runtime.device}")
-        bound = bind(spec, [array.info for array in arrays])
+        bound = bind(spec, [array.info for array in arrays], self.runtime.sms)
         if outs is not None:
             _check_outs(bound, [array.info for array in out_arrays])
         return self._prepare_all(entry, bound, stream)

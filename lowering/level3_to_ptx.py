@@ -389,6 +389,10 @@ class KernelLowering(EventLowering):
         """`%ctaid.x`"""
         self.values[op.result] = self.builder.pure("ctaid_x")
 
+    def cta_count(self, op: tile.CtaCountOp) -> None:
+        """`%nctaid.x`"""
+        self.values[op.result] = self.builder.pure("nctaid_x")
+
     def constant(self, op: arith.ConstantOp) -> None:
         """A number"""
         value = op.value
@@ -452,6 +456,7 @@ _register(mma.SliceOp, KernelLowering.slice)
 _register(mma.JoinOp, KernelLowering.join)
 _register(tile.DimOp, KernelLowering.dim)
 _register(tile.CtaIdOp, KernelLowering.cta_id)
+_register(tile.CtaCountOp, KernelLowering.cta_count)
 _register(arith.ConstantOp, KernelLowering.constant)
 _register(arith.CmpiOp, KernelLowering.compare)
 _register(arith.SelectOp, KernelLowering.select)

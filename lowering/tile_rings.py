@@ -2,7 +2,8 @@
 which of the kernel's ops the producer needs in order to issue the copies.
 
 A load becomes a field of a slot. Loads in one loop body whose last uses are at one place share a ring, because their
-bytes become free together; a load outside all loops is a ring of one slot.
+bytes become free together; a load outside all loops is a ring of one slot. The loop of a persistent kernel over its tiles
+(`work_block`) is none of these loops.
 """
 
 from __future__ import annotations
@@ -82,18 +83,27 @@ def view_name(view: SSAValue, fallback: str) -> str:
     return view.name_hint or fallback
 
 
+def work_block(kernel: tile.KernelOp) -> Block:
+    """The block with the work on one tile: the kernel's, or the body of its loop over tiles (`persistent-grid`)."""
+    for op in kernel.block.ops:
+        if isinstance(op, scf.ForOp) and any(isinstance(inner, tile.GridOp) for inner in op.body.block.ops):
+            return op.body.block
+    return kernel.block
+
+
 def plan_rings(kernel: tile.KernelOp, stages: int) -> list[Ring]:
     """The rings of a kernel's loads, in program order; those in loops have `stages` slots. Unused loads have none."""
+    work = work_block(kernel)
     groups: dict[tuple[Operation | Block, ...], list[tile.LoadOp]] = {}
     for op in kernel.walk():
         if not isinstance(op, tile.LoadOp) or op.result.first_use is None:
             continue
         block = op.parent
         assert block is not None
-        in_loop = block is not kernel.block
+        in_loop = block is not work
         groups.setdefault((block, _uses(op, block)[-1]) if in_loop else (op,), []).append(op)
     taken: set[str] = set()
-    return [_ring(loads, stages if loads[0].parent is not kernel.block else 1, taken) for loads in groups.values()]
+    return [_ring(loads, stages if loads[0].parent is not work else 1, taken) for loads in groups.values()]
 
 
 def _uses(load: tile.LoadOp, block: Block) -> list[Operation]:

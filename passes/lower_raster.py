@@ -20,7 +20,7 @@ Number = int | SSAValue
 
 @dataclass(frozen=True)
 class LowerRaster(ModulePass):
-    """Contract: replaces every `tile.grid` by `tile.cta_id` and unsigned `arith` on index: constant, addi, subi, muli,
+    """Contract: replaces every `tile.grid` by `tile.cta_id` (or the number that it is given) and unsigned `arith` on index: constant, addi, subi, muli,
     divui, remui, minui. Nothing else changes.
 
     Guarantees: CTAs number 0 to (number of blocks) - 1 take every block of the grid exactly once. Leading dimensions are
@@ -129,7 +129,9 @@ def lower_grid(grid: tile.GridOp) -> None:
     do = Arithmetic(emit)
     counts = [do.blocks(known(extent), block) for extent, block in zip(grid.extents, grid.get_blocks(), strict=True)]
     at: Number = 0
-    if any(count != 1 for count in counts):
+    if grid.number is not None:
+        at = grid.number
+    elif any(count != 1 for count in counts):
         at = emit.value(tile.CtaIdOp())
         at.name_hint = "cta"
     coordinates: list[Number] = []

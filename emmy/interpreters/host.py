@@ -11,6 +11,7 @@ from xdsl.dialects.builtin import ModuleOp, TensorType
 from xdsl.dialects.func import FuncOp, ReturnOp
 from xdsl.ir import Attribute, Operation, SSAValue
 
+from emmy.artefact import EMULATED_SMS
 from emmy.dialects import tile
 from emmy.dialects.common import DYNAMIC
 from emmy.errors import EmmyError
@@ -65,6 +66,8 @@ def _step(module: ModuleOp, op: Operation, values: dict[SSAValue, Any], run_kern
         values[op.result] = cast(Array, values[op.source]).shape[op.axis.value.data]
     elif isinstance(op, tile.AllocOp):
         values[op.result] = _allocate(op, [int(values[s]) for s in op.sizes])
+    elif isinstance(op, tile.SmCountOp):
+        values[op.result] = EMULATED_SMS
     elif isinstance(op, tile.LaunchOp):
         name = op.kernel.root_reference.data
         kernel = find_symbol(module, name)

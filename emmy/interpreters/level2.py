@@ -43,7 +43,7 @@ def run_kernel(kernel: Operation, arrays: list[Array], ctas: int) -> None:
         given = ", ".join(f"{a.dtype} of shape {a.shape}" for a in arrays)
         raise EmmyError(f"the views of kernel @{kernel.sym_name.data} do not fit {given}", location_of(kernel))
     for number in range(ctas):
-        cta = Cta(number)
+        cta = Cta(number, ctas)
         cta.values.update(zip(views, arrays, strict=True))
         cta.run(kernel.block)
 
@@ -58,8 +58,9 @@ def _fits(array: Array, view: SSAValue) -> bool:
 class Cta:
     """One CTA: its number, and the value of everything that it has computed."""
 
-    def __init__(self, number: int):
+    def __init__(self, number: int, count: int):
         self.number = number
+        self.count = count
         self.values: dict[SSAValue, Any] = {}
 
     def run(self, block: Block) -> list[Any]:
@@ -99,11 +100,17 @@ def _dim(cta: Cta, op: tile.DimOp, operands: list[Any]) -> list[Any]:
 
 
 def _grid(cta: Cta, op: tile.GridOp, operands: list[Any]) -> list[Any]:
-    return list(grid_offsets(cta.number, operands, op.get_blocks(), op.raster.value.data))
+    rank = len(op.extents)
+    number = operands[rank] if op.number is not None else cta.number
+    return list(grid_offsets(number, operands[:rank], op.get_blocks(), op.raster.value.data))
 
 
 def _cta_id(cta: Cta, op: tile.CtaIdOp, operands: list[Any]) -> list[Any]:
     return [cta.number]
+
+
+def _cta_count(cta: Cta, op: tile.CtaCountOp, operands: list[Any]) -> list[Any]:
+    return [cta.count]
 
 
 def _box(array: Array, offsets: Sequence[int], shape: Sequence[int]) -> tuple[tuple[slice, ...], tuple[slice, ...]]:
@@ -172,6 +179,7 @@ STEPS: dict[type[Operation], Callable[[Cta, Any, list[Any]], list[Any]]] = {
     tile.DimOp: _dim,
     tile.GridOp: _grid,
     tile.CtaIdOp: _cta_id,
+    tile.CtaCountOp: _cta_count,
     tile.LoadOp: _load,
     tile.StoreOp: _store,
     tile.FillOp: _fill,

@@ -55,7 +55,7 @@ def run_kernel(
     """
     if not 0 <= cta < ctas:
         raise Level3Error(f"CTA {cta} of a launch of {ctas}")
-    run_program(compile_kernel(kernel), args, cta, landing, order, seed)
+    run_program(compile_kernel(kernel), args, cta, ctas, landing, order, seed)
 
 
 def run_module(
@@ -68,12 +68,14 @@ def run_module(
         if kernel not in programs:
             programs[kernel] = compile_kernel(cast(KernelOp, kernel))
         for cta in range(ctas):
-            run_program(programs[kernel], args, cta, landing, order, seed + cta)
+            run_program(programs[kernel], args, cta, ctas, landing, order, seed + cta)
 
     return run_host(module, entry, arrays, run)
 
 
-def run_program(program: Program, args: list[Array], cta: int, landing: str, order: str, seed: int) -> None:
+def run_program(
+    program: Program, args: list[Array], cta: int, ctas: int, landing: str, order: str, seed: int
+) -> None:
     """Run one CTA of a compiled kernel."""
     if landing not in LANDINGS or order not in ORDERS:
         raise Level3Error(f"landing is one of {', '.join(LANDINGS)} and order one of {', '.join(ORDERS)}")
@@ -83,6 +85,7 @@ def run_program(program: Program, args: list[Array], cta: int, landing: str, ord
         for share in range(role.shares):
             warps.append(Warp(len(warps), role.name, share % role.warps, share, role.shares))
     machine = _machine(program, warps, landing, chance)
+    machine.ctas = ctas
     bodies = [role.body(machine, warp, args, cta) for role, warp in _staff(program, warps)]
     try:
         _schedule(machine, bodies, order, chance)

@@ -226,9 +226,15 @@ def _cta(w: _Writer, op: tile.CtaIdOp) -> None:
     w.put(f"{w.name(op.result)} = CTA")
 
 
+@_rule(tile.CtaCountOp)
+def _cta_count(w: _Writer, op: tile.CtaCountOp) -> None:
+    w.put(f"{w.name(op.result)} = M.ctas")
+
+
 @_rule(tile.GridOp)
 def _grid(w: _Writer, op: tile.GridOp) -> None:
-    grid = f"grid_offsets(CTA, {w.indices(op.extents)}, {op.get_blocks()}, {op.raster.value.data})"
+    number = "CTA" if op.number is None else w.name(op.number)
+    grid = f"grid_offsets({number}, {w.indices(op.extents)}, {op.get_blocks()}, {op.raster.value.data})"
     w.put(f"{w.names_of(op.offsets)} = {grid}")
 
 

@@ -86,6 +86,8 @@ class Machine:
         self.flying: list[Flight] = []
         self.running = 0
         """Number of the warp that runs now."""
+        self.ctas = 1
+        """How many CTAs the launch has."""
         self.steps = 0
         """Counts what has happened, so that the scheduler sees progress."""
 

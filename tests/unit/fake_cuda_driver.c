@@ -33,7 +33,7 @@ Status cuDeviceGetCount(int *count) { return *count = devices(), OK; }
 Status cuDeviceGet(int *device, int ordinal) { return *device = ordinal, ordinal < devices() ? OK : INVALID_VALUE; }
 Status cuDeviceGetName(char *name, int length, int device) { return snprintf(name, length, "Fake %d", device), OK; }
 Status cuDeviceGetAttribute(int *value, int attribute, int device) {
-  *value = attribute == 75 ? 9 : attribute == 76 ? 0 : -1;
+  *value = attribute == 75 ? 9 : attribute == 76 ? 0 : attribute == 16 ? 132 : -1;
   return OK;
 }
 Status cuDevicePrimaryCtxRetain(void **context, int device) { return *context = (void *)(0x1000ul + device), OK; }
