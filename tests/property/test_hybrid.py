@@ -81,7 +81,8 @@ SCHEDULES = st.fixed_dictionaries(
         "block": st.sampled_from(((32, 32, 32), (32, 16, 64), (16, 32, 16), (32, 48, 48))),
         "warps": st.sampled_from(((1, 1), (2, 1), (1, 1))),
         "stages": st.integers(1, 3),
-        "transport": st.sampled_from(("cp_async", "plain", "auto")),
+        "transport": st.sampled_from(("cp_async", "plain", "auto", "tma")),
+        "roles": st.sampled_from(("unified", "specialized")),
         "fragments": st.integers(1, 2),
         "delay": st.integers(0, 5),
         "prefetch": st.integers(0, 1),
@@ -94,16 +95,19 @@ SCHEDULES = st.fixed_dictionaries(
 
 @st.composite
 def products(draw: st.DrawFn) -> Product:
-    size, trips = st.sampled_from((1, 8, 31, 32, 65)), st.sampled_from((0, 1, 16, 31, 32, 64, 100, 129, 192))
+    schedule = draw(SCHEDULES)
+    tma = schedule["transport"] == "tma"  # wants rows of whole 16 bytes
+    size = st.sampled_from((8, 32, 40) if tma else (1, 8, 31, 32, 65))
+    trips = st.sampled_from((8, 32, 64, 104, 192) if tma else (0, 1, 16, 31, 32, 64, 100, 129, 192))
     overflow = draw(st.sampled_from(("", ", overflow = redo")))
     return Product(
         sizes=(draw(size), draw(size), draw(trips)),
         policy=f"hybrid, max_k = {draw(st.sampled_from((32, 64, 96, 128, 256)))}{overflow}",
-        schedule=tuple(draw(SCHEDULES).items()),
-        target=draw(st.sampled_from(("sm_80", "sm_89", "sm_90a", "sm_120a"))),
+        schedule=tuple(schedule.items()),
+        target=draw(st.sampled_from(("sm_90a", "sm_120a") if tma else ("sm_80", "sm_89", "sm_90a", "sm_120a"))),
         transpose_a=draw(st.booleans()),
         transpose_b=draw(st.booleans()),
-        dynamic=draw(st.booleans()),
+        dynamic=not tma and draw(st.booleans()),
     )
 
 
@@ -179,20 +183,21 @@ def test_all_levels_round_alike():
 # ---- overflow --------------------------------------------------------------------------------------------------------
 
 REDO = [
-    pytest.param("cp_async", (64, 32, 96), True, False, id="cp.async"),
-    pytest.param("plain", (40, 24, 70), True, True, id="plain, edges, run-time sizes"),
-    pytest.param("cp_async", (32, 64, 128), False, False, id="b is stored K x N"),
+    pytest.param("cp_async", "unified", (64, 32, 96), True, False, id="cp.async"),
+    pytest.param("plain", "unified", (40, 24, 70), True, True, id="plain, edges, run-time sizes"),
+    pytest.param("cp_async", "unified", (32, 64, 128), False, False, id="b is stored K x N"),
+    pytest.param("tma", "specialized", (64, 40, 160), True, False, id="TMA, roles"),
 ]
 
 
 @pytest.mark.parametrize("promotion", ["convert", "identity"])
-@pytest.mark.parametrize(("transport", "sizes", "transpose_b", "dynamic"), REDO)
+@pytest.mark.parametrize(("transport", "roles", "sizes", "transpose_b", "dynamic"), REDO)
 def test_a_partial_that_overflows_is_summed_again(
-    promotion: str, transport: str, sizes: tuple[int, int, int], transpose_b: bool, dynamic: bool
+    promotion: str, transport: str, roles: str, sizes: tuple[int, int, int], transpose_b: bool, dynamic: bool
 ):
     """One element's partial sums pass 65504: without the redo it is lost (and with it, by identity, its row of the atom);
     with it every element is what f32 gives."""
-    schedule = SMALL | {"transport": transport, "promotion": promotion}
+    schedule = SMALL | {"transport": transport, "roles": roles, "promotion": promotion}
     results: dict[str, dict[str, Array]] = {}
     for overflow in ("propagate", "redo"):
         policy = f"hybrid, max_k = 64, overflow = {overflow}"
