@@ -82,7 +82,12 @@ def load_cases(directory: Path, only: str | None = None) -> list[Case]:
     except (OSError, ValueError) as error:
         raise EmmyError(f"'{directory}' has no readable cases.json ({error})") from error
     cases = [Case.parse(fields) for fields in listed]
-    return [case for case in cases if only is None or only in case.name or fnmatch.fnmatch(case.name, only)]
+    return [case for case in cases if matches(case, only)]
+
+
+def matches(case: Case, only: str | None) -> bool:
+    """Whether the case's name contains `only` or matches it as a shell pattern; None matches all."""
+    return only is None or only in case.name or fnmatch.fnmatch(case.name, only)
 
 
 def load_refused(directory: Path) -> list[dict[str, Any]]:

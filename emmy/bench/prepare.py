@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from emmy.bench.ablation import AXES, cross_product, parse_axes
-from emmy.bench.cases import Case, write_cases, write_expectation, write_refused
+from emmy.bench.cases import Case, matches, write_cases, write_expectation, write_refused
 from emmy.bench.pages import told
 from emmy.bench.peak import PEAK_ARTEFACT, peak_artefact
 from emmy.compiler import compile as compile_module
@@ -180,17 +180,19 @@ def build(
     suites: Sequence[str],
     variants: Mapping[str, Mapping[str, Any]],
     refused: list[dict[str, Any]] | None = None,
+    only: str | None = None,
 ) -> list[Case]:
-    """Compile the suites into `directory`; the cases that were written.
+    """Compile the suites into `directory`; the cases that were written. `only`: as in `cases.matches`.
 
     `refused` receives the variants that cannot be compiled (name, variant, settings, message); without it the first of
     them raises `EmmyError`.
     """
     cases: list[Case] = []
-    wanted = [(work, *v) for suite in suites for work in SUITES[suite]() for v in variants.items()]
+    works = [work for suite in suites for work in SUITES[suite]()]
+    asked = [(work, variant_case(work, *variant), *variant) for work in works for variant in variants.items()]
+    wanted = [one for one in asked if matches(one[1], only)]
     with Progress() as progress:
-        for number, (work, variant, settings) in enumerate(wanted, 1):
-            case = variant_case(work, variant, settings)
+        for number, (work, case, variant, settings) in enumerate(wanted, 1):
             progress.tell(f"compiling {number} of {len(wanted)}: {case.name}")
             try:
                 compile_case(directory, target, work, case, settings)
@@ -236,6 +238,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--suite", action="append", choices=sorted(SUITES), required=True, help="repeatable")
     add("--target", choices=sorted(TARGETS))
+    add("--only", help="only cases whose name contains this or matches it as a shell pattern")
     add("--variant", action="append", default=[], help="NAME:FIELD=VALUE,... of a schedule; repeatable")
     add(
         "--ablate", metavar="FIELD[=VALUE|VALUE],...", help=f"every combination; values are known for {', '.join(AXES)}"
@@ -257,7 +260,7 @@ def prepare(directory: Path, args: argparse.Namespace, target: str) -> int:
     if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
         raise EmmyError(f"'{directory}' is there already; artefacts go into a new or empty folder")
     directory.mkdir(parents=True, exist_ok=True)
-    cases = build(directory, target, args.suite, variants, refused)
+    cases = build(directory, target, args.suite, variants, refused, args.only)
     write_refused(directory, refused or [])
     peak_artefact(target).save(directory / PEAK_ARTEFACT)
     if not cases:

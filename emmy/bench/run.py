@@ -134,7 +134,6 @@ def worker_child() -> Child:
 def add_run_arguments(parser: argparse.ArgumentParser) -> None:
     """How to check and time: shared with `emmy bench --suite`."""
     add = parser.add_argument
-    add("--only", help="run only cases whose name contains this or matches it as a shell pattern")
     add("--check-only", action="store_true", help="check results, time nothing")
     add("--repeats", type=int, default=Options.repeats, help="launches compared bit for bit")
     add("--rounds", type=int, default=Options.rounds, help="timed launches of ours and of each peer")
@@ -167,6 +166,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="emmy.bench.run", description="Check and time artefacts on a CUDA device.")
     parser.add_argument("directory", type=Path, help="folder with cases.json and the artefacts it names")
     parser.add_argument("--out", type=Path, help="file to append JSON lines to (default: results.jsonl in the folder)")
+    parser.add_argument("--only", help="only cases whose name contains this or matches it as a shell pattern")
     add_run_arguments(parser)
     parser.add_argument("--one", metavar="NAME", help="run this case alone, in this process, without PyTorch")
     return parser

@@ -65,6 +65,7 @@ def need_gpu(args: argparse.Namespace) -> None:
         return
     wanted = [*(f"--suite {name}" for name in args.suite), *(f"--variant {shlex.quote(v)}" for v in args.variant)]
     wanted += [f"--ablate {shlex.quote(args.ablate)}"] if args.ablate else []
+    wanted += [f"--only {shlex.quote(args.only)}"] if args.only else []
     wanted += [f"--target {args.target}"] if args.target else []
     raise EmmyError(
         f"this machine has {missing}: prepare with `python -m emmy.bench.prepare DIR {' '.join(wanted)}`, then take DIR to one "

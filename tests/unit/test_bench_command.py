@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from emmy.bench import plot, prepare, run
+from emmy.bench.cases import load_cases
 from emmy.bench.child import Child
 from emmy.bench.records import read_run, sort_records
 from emmy.tools import bench_command, cli
@@ -73,6 +74,23 @@ def test_one_go(gpu, tmp_path, capsys):
     assert "1 cases, 0 failed" in capsys.readouterr().out
     # The folder is in use now.
     assert cli.main(words) == 1
+
+
+def test_only_some_cases_are_compiled(gpu, tmp_path):
+    words = [
+        str(tmp_path / "d"),
+        "--suite",
+        "gemm",
+        "--variant",
+        "a:stages=2",
+        "--variant",
+        "b:stages=3",
+        "--only",
+        "* b",
+    ]
+    assert prepare.main(words) == 0
+    assert [case.name for case in load_cases(tmp_path / "d")] == ["32x32x32 f16 b"]
+    assert prepare.main([str(tmp_path / "e"), "--suite", "gemm", "--only", "nothing"]) == 1
 
 
 def run_of_two():
