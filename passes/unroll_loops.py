@@ -119,13 +119,16 @@ def unroll(loop: scf.ForOp, factor: int) -> None:
         new.name_hint = argument.name_hint
     inner = emit.inside(body)
     carried: Sequence[SSAValue] = body.args[1:]
-    true = inner.value(arith.ConstantOp.from_int_and_width(1, i1)) if holding else None
+    holds = inner(arith.ConstantOp.from_int_and_width(1, i1)) if holding else None
+    true = holds.result if holds is not None else None
     for number in range(factor):
         counter: SSAValue = body.args[0]
         if number:
             counter = inner.value(arith.AddiOp(counter, index(inner, number * step)))
         carried = one_step(inner, loop, [counter, *carried], {c.op for c in holding}, true)
     inner.at(loop)(scf.YieldOp(*carried))
+    if holds is not None and not any(True for _ in holds.result.uses):
+        body.erase_op(holds)
     main = emit.at(loop)(scf.ForOp(loop.lb, end, index(emit, factor * step), loop.iter_args, body))
     if left is False:
         for result, new in zip(loop.results, main.results, strict=True):
