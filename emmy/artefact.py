@@ -189,10 +189,12 @@ class Artefact:
             metadata = cast("dict[str, Any]", json.loads((path / "launch.json").read_text()))
         except (OSError, ValueError) as error:
             raise EmmyError(f"'{path}' is no artefact: launch.json cannot be read ({error})") from error
-        if metadata.get("format") != FORMAT:
-            raise EmmyError(
-                f"the artefact '{path}' has format {metadata.get('format')}; this Emmy reads format {FORMAT}"
-            )
+        found = metadata.get("format") if isinstance(metadata, dict) else None  # pyright: ignore[reportUnnecessaryIsInstance]
+        if found != FORMAT:
+            raise EmmyError(f"the artefact '{path}' has format {found}; this Emmy reads format {FORMAT}")
+        lacking = [name for name in ("target", "images", "entries") if name not in metadata]
+        if lacking:
+            raise EmmyError(f"'{path}' is no artefact: launch.json has no {lacking[0]}")
         images: dict[str, Image] = {}
         for name, files in cast("dict[str, dict[str, str]]", metadata["images"]).items():
             missing = [file for file in files.values() if not (path / file).is_file()]

@@ -82,7 +82,7 @@ def lower(
         for step in pipeline:
             if step.name == "lower-to-ptx":
                 lowered.kernel_facts = kernel_facts(module)
-                lowered.schedules = kernel_schedules(module, lowered.reasons)
+                lowered.schedules = kernel_schedules(module, lowered.reasons, complete)
             if complete or has_work(step, module):
                 pinned = pinned_products(module) if step.name == "assign-schedule" else None
                 _run(step, options, module, context)

@@ -41,16 +41,15 @@ def schedule_reasons(module: ModuleOp, pinned: set[MatmulOp], options: Options) 
     return reasons
 
 
-def kernel_schedules(module: ModuleOp, reasons: Places) -> dict[str, dict[str, Any]]:
-    """`schedule` (its fields) and `reason` of each `tile.kernel`, by name. Kernels without a product have no reason of
-    their own, and neither have those that the text gave below level 1."""
+def kernel_schedules(module: ModuleOp, reasons: Places, complete: bool) -> dict[str, dict[str, Any]]:
+    """`schedule` (its fields) and `reason` of each `tile.kernel`, by name. `complete`: whether the text was at level 1."""
     found: dict[str, dict[str, Any]] = {}
     for kernel in module.body.block.ops:
         if isinstance(kernel, tile.KernelOp) and kernel.schedule is not None:
-            given = "the fixed schedule of kernels without a product" if reasons else "given by the text"
+            given = "the fixed schedule of kernels without a product" if complete else "given by the text"
             reason = reasons.get(location_of(kernel), given)
-            values = asdict(kernel.schedule.data).items()
-            schedule = {name: list(value) if isinstance(value, tuple) else value for name, value in values}
+            schedule: dict[str, Any] = asdict(kernel.schedule.data)
+            schedule |= {name: list(schedule[name]) for name in ("block", "warps")}  # as JSON has them
             found[kernel.sym_name.data] = {"schedule": schedule, "reason": reason}
     return found
 

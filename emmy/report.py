@@ -135,6 +135,8 @@ def show_expression(expression: Expression) -> str:
     if isinstance(expression, int):
         return str(expression)
     operation, *operands = expression
+    if operation == "sms":
+        return "SMs"
     if operation in ("dim", "stride"):
         return f"{operands[0]}.{operands[1]}" if operation == "dim" else f"stride({operands[0]}.{operands[1]})"
     if operation == "sms":
