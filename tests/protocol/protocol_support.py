@@ -6,6 +6,7 @@ import re
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from unittest.mock import patch
 
 import numpy as np
 from xdsl.dialects.builtin import ModuleOp
@@ -15,8 +16,11 @@ from emmy.ir import make_context, parse_module, verify_module
 from emmy.passes.lower_transport import LowerTransport
 from emmy.passes.place_roles import PlaceRoles
 from emmy.passes.verify_pipelines import VerifyPipelines
+from emmy.schedules import AUTO_TRANSPORT
 
 HERE = Path(__file__).parent
+MODES = ("unified", "specialized")
+KINDS = ("tma", "cp_async", "plain")
 CONTEXT = make_context()
 
 
@@ -52,19 +56,22 @@ def place(module: ModuleOp, sites: str, mode: str = "unified") -> ModuleOp:
 
 
 def lower(module: ModuleOp, kind: str) -> ModuleOp:
-    """A copy of the placed module after lower-transport."""
+    """A copy of the placed module after lower-transport; kind `mixed`: TMA where a tensor allows it, cp.async elsewhere."""
     lowered = module.clone()
-    LowerTransport(kind).apply(CONTEXT, lowered)
+    with patch.dict(AUTO_TRANSPORT, sm_90a="tma"):
+        LowerTransport("auto" if kind == "mixed" else kind).apply(CONTEXT, lowered)
     verify_module(lowered)
     VerifyPipelines().apply(CONTEXT, lowered)
     return lowered
 
 
 @cache
-def forms(name: str, stages: tuple[tuple[str, int], ...], sites: str, kind: str, depth: int = 96) -> Forms:
+def forms(
+    name: str, stages: tuple[tuple[str, int], ...], sites: str, kind: str, depth: int = 96, mode: str = "unified"
+) -> Forms:
     """All forms of a text."""
     canonical = parse(name, dict(stages), depth)
-    placed = place(canonical, sites)
+    placed = place(canonical, sites, mode)
     return Forms(canonical, placed, lower(placed, kind))
 
 
