@@ -138,8 +138,9 @@ def _speed(case: Record) -> float:
 
 
 def ablation_tables(run: Run) -> list[str]:
-    """What each value is worth, and in words."""
-    found = effects(run)
+    """What each value is worth, and in words; nothing for variants that do not set the same fields: they are no product."""
+    fields = {tuple(case.get("settings", ())) for case in run.cases}
+    found = effects(run) if len(fields) == 1 else []
     if not found:
         return []
     rows = [

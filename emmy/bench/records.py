@@ -7,6 +7,7 @@ compiled) or `summary`. Files that are kept in docs/ are stripped to the fields 
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -88,10 +89,21 @@ def strip(record: Mapping[str, Any]) -> Record:
             source["spills"] = max(kernel.get("spill_store_bytes", 0) for kernel in used)
         if record.get("error"):
             source["error"] = {key: value for key, value in record["error"].items() if key in KEPT_ERRORS}
+    if source.get("command"):
+        source["command"] = plain_command(str(source["command"]))
     for name in KEPT.get(kind, ()):
         if source.get(name) not in (None, "", {}):
             kept[name] = rounded(source[name])
     return kept
+
+
+def plain_command(command: str) -> str:
+    """The command without what belongs to one machine: where results went, and the folders above a path."""
+    words = shlex.split(command)
+    if "--out" in words:
+        at = words.index("--out")
+        del words[at : at + 2]
+    return shlex.join(word if word.startswith("-") else word.rsplit("/", 1)[-1] for word in words)
 
 
 def rounded(value: Any) -> Any:

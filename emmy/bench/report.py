@@ -209,8 +209,7 @@ def section(path: Path) -> str:
     run = read_run(path)
     prose = path.with_suffix(".md")
     parts = [prose.read_text().strip() + "\n" if prose.is_file() else f"## {path.stem}\n", where_and_when(run)]
-    if any(case.get("settings") for case in run.cases):
-        parts += ablation_tables(run)
+    parts += ablation_tables(run)
     if any(case.get("variant") for case in run.timed):
         parts.append(ladder(run))
     elif run.timed:

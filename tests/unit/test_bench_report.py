@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from emmy.bench import report
-from emmy.bench.ablation import AXES, cross_product, effects, lesson, parse_axes, variant_name
+from emmy.bench.ablation import AXES, ablation_tables, cross_product, effects, lesson, parse_axes, variant_name
 from emmy.bench.records import Run, read_run, sort_records, strip
 from emmy.errors import EmmyError
 
@@ -142,6 +142,20 @@ def ablation_run():
         for (t, s), ratio in speed.items()
     ]
     return sort_records([*cases, timed("x plain", 1.0, 0.1, settings={"transport": "plain", "stages": 9})])
+
+
+def test_variants_that_set_different_fields_are_no_ablation():
+    run = ablation_run()
+    assert len(ablation_tables(run)) == 2
+    run.cases.append(timed("x deep", 1.0, settings={"stages": 2}))
+    assert ablation_tables(run) == []
+
+
+def test_a_kept_command_names_no_machine():
+    command = "python -m emmy.bench.run /home/me/.art/v --out /home/me/v.jsonl --rounds 24"
+    kept = strip({"kind": "device", "command": command})["command"]
+    assert kept == "python -m emmy.bench.run v --rounds 24"
+    assert strip({"kind": "device", "command": kept})["command"] == kept
 
 
 def test_an_effect_compares_cases_that_differ_in_one_decision():
