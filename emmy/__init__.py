@@ -5,24 +5,28 @@ Importing this package is light: xDSL is loaded when something is compiled, the 
 
 from __future__ import annotations
 
+import importlib
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from emmy.compiler import CompiledModule, compile
+    from emmy.errors import EmmyError
     from emmy.module import Module, load
 
-__all__ = ["CompiledModule", "Module", "__version__", "compile", "load"]
+__all__ = ["CompiledModule", "EmmyError", "Module", "__version__", "compile", "load"]
+
+_DEFINED_IN = {
+    "CompiledModule": "emmy.compiler",
+    "compile": "emmy.compiler",
+    "EmmyError": "emmy.errors",
+    "Module": "emmy.module",
+    "load": "emmy.module",
+}
 
 
 def __getattr__(name: str) -> Any:
-    if name in ("compile", "CompiledModule"):
-        from emmy import compiler
-
-        return getattr(compiler, name)
-    if name in ("load", "Module"):
-        from emmy import module
-
-        return getattr(module, name)
-    raise AttributeError(f"module 'emmy' has no attribute '{name}'")
+    if name not in _DEFINED_IN:
+        raise AttributeError(f"module 'emmy' has no attribute '{name}'")
+    return getattr(importlib.import_module(_DEFINED_IN[name]), name)
