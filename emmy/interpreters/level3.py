@@ -73,9 +73,7 @@ def run_module(
     return run_host(module, entry, arrays, run)
 
 
-def run_program(
-    program: Program, args: list[Array], cta: int, ctas: int, landing: str, order: str, seed: int
-) -> None:
+def run_program(program: Program, args: list[Array], cta: int, ctas: int, landing: str, order: str, seed: int) -> None:
     """Run one CTA of a compiled kernel."""
     if landing not in LANDINGS or order not in ORDERS:
         raise Level3Error(f"landing is one of {', '.join(LANDINGS)} and order one of {', '.join(ORDERS)}")

@@ -156,6 +156,8 @@ class EventMachine(Machine):
         flight = self.cp_async(warp, view, at, slot, name)
         warp.copies.pop()
         self.complete(warp, flight)
+        if slot is not None:
+            warp.copied[slot.ring.name, slot.stage] = warp.events
 
     def complete(self, warp: Warp, flight: Flight) -> None:
         """The warp knows that a copy has landed."""
@@ -247,6 +249,10 @@ class EventMachine(Machine):
 
     def arrive_full(self, warp: Warp, slot: Slot | None) -> None:
         """One arrival a warp: of two parts of one warp the first one arrives. Its lanes have met since the last copy."""
+        if slot is not None and warp.synced <= warp.copied.get((slot.ring.name, slot.stage), -1):
+            self.fault(
+                warp, f"arrives on the full mbarrier of @{slot.ring.name} without warp_sync since it filled the slot"
+            )
         if warp.share == warp.index:
             self.signal(warp, "full", slot)
 

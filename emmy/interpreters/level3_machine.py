@@ -68,7 +68,8 @@ class Warp:
     unfenced: list[tuple[Cells, Place]] = field(default_factory=list[tuple[Cells, Place]])
     """What the warp has written since its last proxy fence."""
     loaded: dict[tuple[str, int], int] = field(default_factory=dict[tuple[str, int], int])
-    """(ring, stage) -> events before its last load from there."""
+    copied: dict[tuple[str, int], int] = field(default_factory=dict[tuple[str, int], int])
+    """(ring, stage) -> events before its last load from there, and before its last plain copy into it."""
     events: int = 0
     fenced: int = -1
     synced: int = -1

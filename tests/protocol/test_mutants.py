@@ -13,7 +13,7 @@ import numpy as np
 import protocol_support as support
 import pytest
 from xdsl.dialects import scf
-from xdsl.dialects.builtin import ModuleOp
+from xdsl.dialects.builtin import IntegerAttr, ModuleOp, i64
 from xdsl.ir import Operation
 
 from emmy.dialects import async_copy as ac
@@ -21,9 +21,23 @@ from emmy.dialects import mma
 from emmy.errors import EmmyError
 from emmy.interpreters.level3 import LANDINGS, ORDERS
 
-FENCES = (ac.BarrierOp, ac.WaitGroupOp)
-DROPPED = (*FENCES, ac.CommitGroupOp, ac.CpAsyncOp, ac.PlainCopyOp, ac.PlainStoreOp, mma.StoreOp)
-MOVED = (ac.BarrierOp, ac.CommitGroupOp, ac.PlainStoreOp, mma.StoreOp, mma.LoadOp, scf.IfOp)
+FENCES = (ac.BarrierOp, ac.WaitGroupOp, ac.WaitFullOp, ac.WaitEmptyOp)
+ARRIVALS = (ac.ArriveFullOp, ac.ArriveFullNoincOp, ac.ArriveEmptyOp)
+ELECTED = (ac.ExpectTxOp, ac.TmaLoadOp, ac.TmaStoreOp, ac.BulkCommitOp, ac.BulkWaitOp)
+ORDERING = (ac.FenceProxyAsyncOp, ac.WarpSyncOp)
+COPIES = (ac.CommitGroupOp, ac.CpAsyncOp, ac.PlainCopyOp, ac.PlainStoreOp, mma.StoreOp)
+DROPPED = (*FENCES, *ARRIVALS, *ELECTED, *ORDERING, *COPIES)
+MOVED = (
+    ac.BarrierOp,
+    ac.CommitGroupOp,
+    ac.PlainStoreOp,
+    mma.StoreOp,
+    mma.LoadOp,
+    scf.IfOp,
+    ac.ElectOp,
+    *ARRIVALS,
+    ac.FenceProxyAsyncOp,
+)
 TICKETS = (ac.CopyOp, ac.CommitOp, ac.ReleaseOp, ac.StoreOp)
 Mutant = tuple[str, ModuleOp]
 
@@ -76,6 +90,20 @@ def event_mutants(module: ModuleOp) -> Iterator[Mutant]:
     for name, mutant, op in copies(module, MOVED):
         if move_before_fence(op, FENCES):
             yield f"early {name}", mutant
+    for name, mutant, op in copies(module, (ac.ExpectTxOp,)):
+        for wrong in (16, -16):
+            other = mutant.clone()
+            next(o for o in other.walk() if isinstance(o, ac.ExpectTxOp)).properties["bytes"] = IntegerAttr(
+                op.bytes.value.data + wrong, i64
+            )
+            yield f"{wrong:+} bytes of {name}", other
+    for name, mutant, op in copies(module, ARRIVALS):
+        # An arrival that overtakes the loads or copies before it; one too many.
+        if move_before_fence(op, (mma.LoadOp, ac.CpAsyncOp, ac.PlainCopyOp)):
+            yield f"overtaking {name}", mutant
+    for name, mutant, op in copies(module, ARRIVALS):
+        op.parent_block().insert_op_after(op.clone(), op)
+        yield f"twice {name}", mutant
     for name, mutant, op in copies(module, (ac.SlotOp,)):
         if op.next.uses:
             op.next.replace_all_uses_with(op.cursor)
@@ -104,12 +132,13 @@ class Case:
     sites: str = "eager"
     kind: str = "cp_async"
     equivalent: frozenset[str] = frozenset()
+    mode: str = "unified"
 
     def __str__(self) -> str:
-        return "-".join([self.text, *(f"{ring}{n}" for ring, n in self.stages), self.sites, self.kind])
+        return "-".join([self.text, *(f"{ring}{n}" for ring, n in self.stages), self.sites, self.kind, self.mode])
 
     def forms(self) -> support.Forms:
-        return support.forms(self.text, self.stages, self.sites, self.kind)
+        return support.forms(self.text, self.stages, self.sites, self.kind, mode=self.mode)
 
 
 CASES = [
@@ -132,6 +161,26 @@ CASES = [
         "plain",
         frozenset({"early load 1", "early load 2", "early load 3", "early load 4"}),
     ),
+]
+
+# Waits at mbarriers order what a warp reads; the barrier after them orders the refill only. So it may come before the wait, and
+# loads of the slot that has been waited for may come before it.
+FREE = frozenset({"early barrier 0", "early load 0", "early load 1"})
+FREE_ATTENTION = frozenset({*(f"early barrier {n}" for n in range(4)), *(f"early load {n}" for n in range(1, 5))})
+
+BY_MBARRIER = [
+    Case("gemm", (("ab", 1),), kind="tma"),
+    *(Case("gemm", (("ab", n),), kind="tma", equivalent=FREE) for n in (2, 3)),
+    *(Case("gemm", (("ab", n),), kind=kind, mode="specialized") for n in (1, 3) for kind in support.KINDS),
+    *(Case("gemm_persistent", (("ab", n), ("out", m)), kind="tma", equivalent=FREE) for n, m in ((2, 1), (3, 2))),
+    *(
+        Case("gemm_persistent", (("ab", n), ("out", 1)), kind=k, mode="specialized")
+        for n in (1, 2)
+        for k in support.KINDS
+    ),
+    Case("flash_attention_persistent", (("k", 2), ("v", 2)), kind="tma", equivalent=FREE_ATTENTION),
+    # With fewer stages of V than blocks in a tile, waiting for V would imply that Q, or K, has been read.
+    Case("flash_attention_persistent", (("k", 4), ("v", 4)), kind="tma", mode="specialized"),
 ]
 
 
@@ -160,6 +209,13 @@ def survivors(text: str, mutants: Iterator[Mutant]) -> set[str]:
 
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_event_faults_are_caught(case: Case) -> None:
+    mutants = list(event_mutants(case.forms().lowered))
+    assert len(mutants) > 12
+    assert survivors(case.text, iter(mutants)) == case.equivalent
+
+
+@pytest.mark.parametrize("case", BY_MBARRIER, ids=str)
+def test_faults_with_mbarriers_are_caught(case: Case) -> None:
     mutants = list(event_mutants(case.forms().lowered))
     assert len(mutants) > 12
     assert survivors(case.text, iter(mutants)) == case.equivalent
