@@ -1,0 +1,83 @@
+"""Calls on a real device with PyTorch: warm calls, CUDA graphs, what a call costs the host."""
+
+import time
+
+import numpy as np
+import pytest
+
+from emmy import runtime
+from emmy.artefact import Artefact, Image
+from emmy.bench.smoke import ENTRIES, smoke_ptx
+from emmy.errors import EmmyError
+from emmy.module import Module
+
+HOST_CALLS = 200
+"""Few enough that the launch queue does not fill up."""
+
+
+@pytest.fixture
+def torch():
+    if not runtime.is_available():
+        pytest.skip("needs a GPU: not run")
+    return pytest.importorskip("torch", reason="needs PyTorch: not run")
+
+
+@pytest.fixture
+def module():
+    # sm_80 text runs on every later card, compiled by the driver.
+    return Module(Artefact("sm_80", {"smoke": Image(smoke_ptx("sm_80"))}, ENTRIES))
+
+
+def test_warm_calls(torch, module):
+    for size in (1000, 400, 1000, 0, 1000):
+        a, b = (torch.randn(size, device="cuda") for _ in range(2))
+        assert torch.equal(module.vector_add(a, b), a + b)
+        out = torch.full_like(a, float("nan"))
+        assert module.vector_add(a, b, out=out) is out
+        assert torch.equal(out, a + b)
+        with torch.inference_mode():
+            assert torch.equal(module.vector_add(a, b), a + b)
+        assert torch.equal(module.vector_add(torch.nn.Parameter(a), b), a + b)
+
+
+def test_calls_are_recorded_into_a_graph(torch, module):
+    a, b, out = (torch.randn(1000, device="cuda") for _ in range(3))
+    graph = torch.cuda.CUDAGraph()
+    with pytest.raises(EmmyError, match="used for the first time"), torch.cuda.graph(graph):
+        module.vector_add(a, b, out=out)
+    module.vector_add(a, b, out=out)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        module.vector_add(a, b, out=out)
+        fresh = module.vector_add(out, b)
+    a.copy_(torch.arange(1000, device="cuda"))
+    graph.replay()
+    torch.cuda.synchronize()
+    assert torch.equal(out, a + b)
+    assert torch.equal(fresh, a + b + b)
+
+
+def test_another_stream(torch, module):
+    a, b = (torch.randn(1_000_000, device="cuda") for _ in range(2))
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    for _ in range(2):
+        result = module.vector_add(a, b, stream=stream)
+        stream.synchronize()
+        assert torch.equal(result, a + b)
+
+
+@pytest.mark.parametrize("with_out", [True, False])
+def test_the_host_cost_of_a_warm_call(torch, module, with_out, record_property):
+    a, b, out = (torch.randn(1024, device="cuda") for _ in range(3))
+    options = {"out": out} if with_out else {}
+    best = np.inf
+    for _ in range(20):
+        torch.cuda.synchronize()
+        began = time.perf_counter()
+        for _ in range(HOST_CALLS):
+            module.vector_add(a, b, **options)
+        best = min(best, (time.perf_counter() - began) / HOST_CALLS * 1e6)
+    record_property("host_us", best)
+    print(f"host cost of a warm call {'with' if with_out else 'without'} out: {best:.2f} us")
+    assert best < 10
