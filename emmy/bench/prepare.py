@@ -233,10 +233,10 @@ def compile_case(directory: Path, target: str, work: Work, case: Case, settings:
         write_expectation(directory, case)
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """What is compiled: shared with `emmy bench`."""
+def add_arguments(parser: argparse.ArgumentParser, suite_required: bool = True) -> None:
+    """What is compiled: shared with `emmy bench`, where `gemm` is the suite if none is named."""
     add = parser.add_argument
-    add("--suite", action="append", choices=sorted(SUITES), required=True, help="repeatable")
+    add("--suite", action="append", choices=sorted(SUITES), required=suite_required, help="repeatable")
     add("--target", choices=sorted(TARGETS))
     add("--only", help="only cases whose name contains this or matches it as a shell pattern")
     add("--variant", action="append", default=[], help="NAME:FIELD=VALUE,... of a schedule; repeatable")

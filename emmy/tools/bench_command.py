@@ -1,7 +1,8 @@
 """`emmy bench --suite ...`: compile, check and time in one go, on a machine that has both the compiler and a GPU.
 
-It does what `python -m emmy.bench.prepare` and `python -m emmy.bench.run` do on two machines. Into the folder `--out` go
-`artefacts/`, `results.jsonl`, `table.md` and, with matplotlib, `plot.png`.
+`--ablate` and `--variant` do without `--suite`, for the suite `gemm`. It is what `python -m emmy.bench.prepare` and
+`python -m emmy.bench.run` do on two machines. Into the folder `--out` go `artefacts/`, `results.jsonl`, `table.md` and, with
+matplotlib, `plot.png`.
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ from emmy.errors import EmmyError
 from emmy.files import write_file
 from emmy.runtime import is_available
 
+DEFAULT_SUITE = "gemm"
+
 
 def make_parser() -> argparse.ArgumentParser:
     """The command line of `emmy bench --suite`."""
@@ -32,7 +35,7 @@ def make_parser() -> argparse.ArgumentParser:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """What is compiled, and how it is checked and timed."""
-    prepare.add_arguments(parser)
+    prepare.add_arguments(parser, suite_required=False)
     parser.add_argument("--out", type=Path, default=Path("bench"), help="a folder for artefacts and results")
     run.add_run_arguments(parser)
 
@@ -40,6 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def main(words: Sequence[str]) -> int:
     """Run the suites; the exit code is 0 if every case is correct."""
     args = make_parser().parse_args(words)
+    args.suite = args.suite or [DEFAULT_SUITE]
 
     def action() -> int:
         need_gpu(args)

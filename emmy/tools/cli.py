@@ -33,6 +33,8 @@ COMMANDS: dict[str, tuple[str, str]] = {
 """Command -> (module with `add_arguments` and `run`, summary). Only the one that is called is imported."""
 
 BENCH = ("bench", "time artefacts on a GPU (the arguments of python -m emmy.bench.run), or compile and time a --suite")
+COMPILED_BENCH = ("--suite", "--ablate", "--variant")
+"""Options of `emmy bench` that ask for kernels to be compiled first, instead of a folder of artefacts."""
 
 
 class PrintCompletion(argparse.Action):
@@ -75,7 +77,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run emmy on `argv` (default: the process's arguments); the exit code."""
     words = list(sys.argv[1:] if argv is None else argv)
     command = next((word for word in words if not word.startswith("-")), None)
-    if words[:1] == [BENCH[0]] and any(word.partition("=")[0] == "--suite" for word in words):
+    if words[:1] == [BENCH[0]] and any(word.partition("=")[0] in COMPILED_BENCH for word in words):
         from emmy.tools.bench_command import main as bench_suites
 
         return bench_suites(words[1:])

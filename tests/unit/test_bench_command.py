@@ -47,6 +47,12 @@ def test_without_pytorch_too(monkeypatch, capsys):
     )
 
 
+def test_an_ablation_needs_no_suite(monkeypatch, capsys):
+    monkeypatch.setattr(bench_command, "is_available", lambda: False)
+    assert cli.main(["bench", "--ablate", "roles,stages,transport,accumulate"]) == 1
+    assert "prepare DIR --suite gemm --ablate roles,stages,transport,accumulate`" in capsys.readouterr().err
+
+
 def test_one_go(gpu, tmp_path, capsys):
     out = tmp_path / "out"
     words = [
