@@ -81,8 +81,8 @@ def strip(record: Mapping[str, Any]) -> Record:
     kept: Record = {"kind": kind}
     source = dict(record)
     if kind == "case":
-        # Files from before cases had a variant name it in the artefact's folder: SHAPE_DTYPE-VARIANT.
-        source.setdefault("variant", str(record.get("artefact", "")).partition("-")[2])
+        # Where cases have no variant, the artefact's folder names it: SHAPE_DTYPE-VARIANT.
+        source["variant"] = record.get("variant") or str(record.get("artefact", "")).partition("-")[2]
         if record.get("resources"):
             used: list[dict[str, int]] = list(record["resources"].values())
             source["registers"] = max(kernel["registers"] for kernel in used)
