@@ -304,7 +304,11 @@ def _memory_rows() -> list[Row]:
 
 def _async_rows() -> list[Row]:
     """mbarriers, TMA of 1 to 5 dimensions (coordinates innermost first), elections, register pool."""
-    rows = [*_MBARRIERS, Row("elect_sync", "p", "", (), "elect.sync _|$0, -1", needs="tma")]
+    rows = [
+        *_MBARRIERS,
+        Row("elect_sync", "p", "", (), "elect.sync _|$0, -1", needs="tma"),
+        Row("prefetch_tensormap", "", "l", (), "prefetch.tensormap [$0]", needs="tma"),
+    ]
     rows.extend(Row(name, "", "", values, text, needs=needs) for name, values, text, needs in _ASYNC_SYNCHRONISATION)
     for rank in range(1, 6):
         coordinates = "r" * rank

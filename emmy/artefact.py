@@ -302,7 +302,7 @@ class BoundTensorMap:
 
     @property
     def empty(self) -> bool:
-        """Whether the tensor has no elements: nothing is moved by it, and the driver would not encode it."""
+        """Whether the tensor has no elements: nothing is moved by it, and the driver would not encode its sizes."""
         return 0 in self.sizes
 
 
@@ -509,11 +509,11 @@ def run_on_emulator(
 
 
 def _emulated_map(bound: BoundTensorMap, buffer: Any) -> Any:
-    """The emulator's argument for a tensor map; of an empty tensor zeros, as on a device."""
+    """The emulator's argument for a tensor map; of an empty tensor one element that nothing reads, as on a device."""
     from emmy.emulator import TensorMap
-    from emmy.emulator.tensor_map import MAP_BYTES
 
-    if bound.empty:
-        return bytes(MAP_BYTES)
     size = DTYPES[bound.dtype].itemsize
+    if bound.empty:
+        sizes, strides = (1,) * len(bound.sizes), (16,) * len(bound.strides)
+        return TensorMap(np.zeros(1, DTYPES[bound.dtype]), size, sizes, strides, bound.box, bound.swizzle)
     return TensorMap(buffer, size, bound.sizes, bound.strides, bound.box, bound.swizzle)

@@ -40,7 +40,7 @@ _PROTOTYPE = ctypes.CFUNCTYPE(
 
 
 class HostMap:
-    """128 bytes of host memory at a multiple of 128; zeros until something is encoded there."""
+    """128 bytes of host memory at a multiple of 128."""
 
     def __init__(self) -> None:
         self._memory = (ctypes.c_uint8 * (MAP_BYTES + MAP_ALIGNMENT))()
@@ -62,21 +62,22 @@ def _array(kind: Any, values: Sequence[int]) -> Any:
 
 
 def encode(function: Callable[..., int], bound: BoundTensorMap, address: int) -> tuple[int, HostMap]:
-    """The driver's status and the tensor map of a tensor at `address`; of an empty tensor zeros, which nothing reads.
+    """The driver's status and the tensor map of a tensor at `address`.
 
-    Raises `EmmyError` for an address that is no multiple of 16 bytes.
+    An empty tensor may have no address, and nothing is read from it; its map is fetched all the same, so it is that of one
+    element somewhere. Raises `EmmyError` for an address that is no multiple of 16 bytes.
     """
-    host = HostMap()
+    host, sizes, strides = HostMap(), bound.sizes, bound.strides
     if bound.empty:
-        return 0, host
+        address, sizes, strides = host.address, (1,) * len(sizes), (16,) * len(strides)
     check_alignment(bound.of, address, 16)
     status = function(
         host.address,
         DATA_TYPES[bound.dtype],
-        len(bound.sizes),
+        len(sizes),
         address,
-        _array(ctypes.c_uint64, bound.sizes[::-1]),
-        _array(ctypes.c_uint64, bound.strides[::-1]),
+        _array(ctypes.c_uint64, sizes[::-1]),
+        _array(ctypes.c_uint64, strides[::-1]),
         _array(ctypes.c_uint32, bound.box[::-1]),
         _array(ctypes.c_uint32, [1] * len(bound.box)),
         INTERLEAVE_NONE,

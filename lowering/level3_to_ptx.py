@@ -129,7 +129,7 @@ class KernelLowering(EventLowering):
         for op in self.kernel.block.ops:
             if not isinstance(op, async_copy.RoleOp):
                 self.convert(op)
-        self.begin_barriers()
+        self.begin_barriers(self.kernel)
         self.dispatch(self.roles, 0)
         shared_bytes = cast(IntegerAttr | None, self.kernel.attributes.get(SHARED_BYTES))
         new = KernelOp(

@@ -16,7 +16,7 @@ from xdsl.dialects import scf
 from xdsl.dialects.builtin import i64
 from xdsl.ir import Block, Operation, Region, SSAValue
 
-from emmy.dialects import async_copy
+from emmy.dialects import async_copy, tile
 from emmy.dialects.ptx import TensorMap, tma_load_name, tma_store_name
 from emmy.errors import EmmyError
 from emmy.layout.boxes import Boxes, plan_boxes
@@ -116,8 +116,8 @@ class EventLowering(LoweredValues):
         """Addresses; no instruction."""
         self.rings[op.sym_name.data] = make_ring(op)
 
-    def begin_barriers(self) -> None:
-        """Initialise all mbarriers by one thread, and let all threads and the async proxy see them."""
+    def begin_barriers(self, kernel: tile.KernelOp) -> None:
+        """Initialise all mbarriers by one thread, and let all threads and the async proxy see them; fetch tensor maps."""
         arrays = [array for ring in self.rings.values() for array in _arrays(ring)]
         if not arrays:
             return
@@ -132,6 +132,8 @@ class EventLowering(LoweredValues):
                     b.emit("mbarrier_init", (base, one), (start + MBARRIER_BYTES * stage, count))
             if tma:
                 b.emit("fence_mbarrier_init", ())
+                for tensor_map in self.all_maps(kernel):
+                    b.emit("prefetch_tensormap", (tensor_map, one))
         b.emit("bar_sync", (), (0,))
 
     def begin(self, op: async_copy.BeginFillOp | async_copy.BeginReadOp) -> None:
@@ -331,13 +333,23 @@ class EventLowering(LoweredValues):
             self.maps[wanted] = argument
         return self.maps[wanted]
 
+    def all_maps(self, kernel: tile.KernelOp) -> list[SSAValue]:
+        """The tensor maps of a kernel, in the order of their first uses."""
+        ops = [o for o in kernel.walk() if isinstance(o, async_copy.TmaLoadOp | async_copy.TmaStoreOp)]
+        return list(dict.fromkeys(self.map_of(op, self.boxes(op)) for op in ops))
+
+    def map_of(self, op: async_copy.TmaLoadOp | async_copy.TmaStoreOp, boxes: Boxes) -> SSAValue:
+        """The tensor map of a TMA op."""
+        swizzle = self.rings[async_copy.ring_name(op.slot)].fields[op.field.data].layout.swizzle
+        return self.tensor_map(op.view, boxes.shape, swizzle)
+
     def transfers(
         self, op: async_copy.TmaLoadOp | async_copy.TmaStoreOp
     ) -> Iterator[tuple[SSAValue, list[SSAValue], SSAValue, int]]:
         """Tensor map, coordinates (innermost first), shared address and its immediate, of each box of a TMA op."""
         b, (field, slot) = self.builder, self.place(op.slot, op.field.data)
         boxes, indices = self.boxes(op), self.offsets(op.indices)
-        tensor_map = self.tensor_map(op.view, boxes.shape, field.layout.swizzle)
+        tensor_map = self.map_of(op, boxes)
         base = b.pure("shared_base")
         known = field.start + slot if isinstance(slot, int) else field.start
         address = base if isinstance(slot, int) else b.register(b.add(base, slot))

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+import emmy
 from emmy.artefact import ArrayInfo, bind
 from emmy.errors import EmmyError
 from emmy.ir import parse_module, verify_module
@@ -237,3 +238,45 @@ def test_kernel_facts_are_the_widest_accesses():
     module = parse_module(text, "t.mlir")
     verify_module(module)
     assert kernel_facts(module) == {"k": KernelFacts((8, 2, 8), 1)}
+
+
+MAPPED = """ptx.kernel @k(%a: i64, %m: i64) threads 256 min_ctas 1 shared_bytes 1024 params ["pointer 0", "tensor_map 0"]
+  tensor_maps [{view = VIEW : i64, box = array<i64: 128, 64>, swizzle = 128 : i64}] {
+}
+"""
+
+
+def test_a_tensor_map_is_described_by_the_sizes_of_its_argument():
+    entry = plan(DYNAMIC + MAPPED.replace("VIEW", "0"))["mm"]
+    (launch,) = entry["launches"]
+    m, k = ["dim", "a", 0], ["dim", "a", 1]
+    wanted = {"of": "a", "dtype": "f16", "sizes": [m, k], "strides": [["mul", 2, k]], "box": [128, 64], "swizzle": 128}
+    assert launch["params"] == [{"pointer": "a"}, {"tensor_map": wanted}]
+    arrays = [ArrayInfo("f16", (300, 72)), ArrayInfo("f16", (256, 72))]
+    (_, (kind, bound)) = bind(entry, arrays).launches[0].params
+    assert (kind, bound.sizes, bound.strides, bound.empty) == ("tensor_map", (300, 72), (144,), False)
+
+
+def test_a_result_has_a_tensor_map_too():
+    entry = plan(DYNAMIC + MAPPED.replace("VIEW", "2"))["mm"]
+    wanted = {"of": "c", "dtype": "f32", "sizes": [["dim", "a", 0], 256], "strides": [1024]}
+    assert entry["launches"][0]["params"][1]["tensor_map"].items() >= wanted.items()
+
+
+def test_a_tensor_map_of_nothing():
+    with pytest.raises(EmmyError, match="the launch passes no tensor for the tensor map of argument 3"):
+        plan(DYNAMIC + MAPPED.replace("VIEW", "3"))
+
+
+def test_tma_wants_rows_of_16_bytes_of_every_argument():
+    module = emmy.compile(
+        "func.func @mm(%a: tensor<?x?xf16>, %b: tensor<64x?xf16>) -> tensor<?x64xf16> {\n"
+        "  %c = tensor_op.matmul %a, %b transpose_b : (tensor<?x?xf16>, tensor<64x?xf16>) -> tensor<?x64xf16>\n"
+        "  func.return %c : tensor<?x64xf16>\n}",
+        "sm_90a",
+        schedule={"transport": "tma"},
+    )
+    spec = module.portable_artefact.entry("mm")
+    assert [argument["align"] for argument in spec["arguments"]] == [16, 16]
+    with pytest.raises(EmmyError, match="dimension 1 of 'a' must be a multiple of 8"):
+        bind(spec, [ArrayInfo("f16", (64, 36)), ArrayInfo("f16", (64, 36))])
