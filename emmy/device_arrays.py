@@ -68,6 +68,11 @@ def _read_torch(tensor: Any, name: str) -> DeviceArray:
     if not tensor.is_cuda:
         raise EmmyError(f"argument '{name}' is a tensor on '{tensor.device}'; move it to a CUDA device or pass NumPy")
     torch = sys.modules["torch"]
+    if tensor.layout != torch.strided:
+        kind = str(tensor.layout).removeprefix("torch.")
+        raise EmmyError(f"argument '{name}' is a {kind} tensor; pass a dense one, as .to_dense() gives")
+    if tensor.is_neg():  # a view that PyTorch negates when it reads it
+        raise EmmyError(f"argument '{name}' is a view that is still to be negated; pass .resolve_neg() of it")
     names = {getattr(torch, theirs): ours for ours, theirs in TORCH_DTYPES.items()}
     dtype = names.get(tensor.dtype, str(tensor.dtype).removeprefix("torch."))
     info = ArrayInfo(dtype, tuple(tensor.shape), tuple(tensor.stride()), tensor.data_ptr())

@@ -26,7 +26,7 @@ MAX_KEPT = 4096
 
 
 def _key_of(tensors: Sequence[Any]) -> Any:
-    return tuple([value for t in tensors for value in (t.dtype, t.shape, t.stride(), t.get_device())])
+    return tuple([value for t in tensors for value in (t.dtype, t.shape, t.stride(), t.get_device(), t.is_neg())])
 
 
 def _never(*tensors: Any) -> bool:
@@ -93,7 +93,7 @@ class TorchCaller:
             return None
         try:
             kept = (self._kept if out is None else self._kept_out).get(_key_of(tensors))
-        except AttributeError:  # they are no tensors
+        except (AttributeError, RuntimeError):  # they are no tensors, or none with strides
             return None
         if kept is None:
             return None

@@ -26,15 +26,20 @@ B = np.full(1000, 0.5, np.float32)
 class Tensor:
     """What emmy uses of a PyTorch tensor, over an array in host memory."""
 
-    def __init__(self, array, device=0):
-        self.array, self.index = array, device
+    def __init__(self, array, device=0, layout="torch.strided", negated=False):
+        self.array, self.index, self.layout, self.negated = array, device, layout, negated
         self.dtype = getattr(sys.modules["torch"], str(array.dtype))
 
     shape = property(lambda self: sys.modules["torch"].Size(self.array.shape))
     is_cuda = property(lambda self: self.index >= 0)
     device = property(lambda self: f"cuda:{self.index}" if self.is_cuda else "cpu")
 
+    def is_neg(self):
+        return self.negated
+
     def stride(self):
+        if self.layout != "torch.strided":
+            raise RuntimeError("sparse tensors do not have strides")
         return tuple(stride // self.array.itemsize for stride in self.array.strides)
 
     def get_device(self):
@@ -62,7 +67,15 @@ class TensorGuards:
     def facts(tensor):
         if not isinstance(tensor, Tensor):
             return None
-        return type(tensor), tensor.dtype, tensor.shape, tensor.stride(), tensor.index
+        return (
+            type(tensor),
+            tensor.dtype,
+            tensor.shape,
+            tensor.layout,
+            tensor.negated,
+            tensor.index,
+            tensor.array.strides,
+        )
 
     def check(self, *tensors):
         if len(tensors) != len(self.known):
@@ -76,7 +89,7 @@ def stand_in():
     torch.Tensor, torch.Size = Tensor, type("Size", (tuple,), {})
     for name in ("float16", "bfloat16", "float32", "int32", "int8"):
         setattr(torch, name, f"torch.{name}")
-    torch.allocated, torch.current, torch.entered = [], 7, []
+    torch.allocated, torch.current, torch.strided = [], 7, "torch.strided"
 
     def empty_strided(size, stride, dtype, device):
         array = np.full(size, np.nan, dtype.removeprefix("torch."))
@@ -175,6 +188,11 @@ def test_warm_calls_are_checked(torch, module):
         ((a, Tensor(B[:500])), r"argument 'b' has shape \(500,\); expected \(1000,\)"),
         ((a, Tensor(np.zeros(2000, np.float32)[::2])), r"argument 'b' has strides \(2,\)"),
         ((a, Tensor(B, device=-1)), "argument 'b' is a tensor on 'cpu'; move it to a CUDA device"),
+        ((a, Tensor(B, layout="torch.sparse_coo")), "argument 'b' is a sparse_coo tensor; pass a dense one"),
+        (
+            (a, Tensor(B, negated=True)),
+            r"argument 'b' is a view that is still to be negated; pass .resolve_neg\(\) of it",
+        ),
         ((a, B), "argument 'a' is a Tensor beside NumPy arrays"),
         ((a,), "1 arguments given; expected 2"),
         ((a, b, out), "3 arguments given; expected 2"),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shlex
 from pathlib import Path
@@ -26,6 +25,8 @@ def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("EMMY_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.delenv("EMMY_CACHE_SIZE", raising=False)
+    monkeypatch.setenv("EMMY_CACHE", "1")
+    monkeypatch.setenv("EMMY_VERIFY_EACH", "0")
     return tmp_path
 
 
@@ -38,8 +39,7 @@ def test_the_python(checkout: Path, capsys: pytest.CaptureFixture[str]):
     assert "error: argument 'b' has dtype f32; expected f16\n" in capsys.readouterr().out
 
 
-def test_the_commands(checkout: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setitem(os.environ, "EMMY_CACHE", "1")
+def test_the_commands(checkout: Path, capsys: pytest.CaptureFixture[str]):
     lines = [line for text in blocks("sh") for line in text.splitlines()]
     assert len(lines) == 7
     for line in lines:
