@@ -35,7 +35,7 @@ NOTICE = (
 INTRODUCTION = """
 # Measurements
 
-Every table is made from a result file in [`measurements/`](measurements). One call is timed between two CUDA events after the
+Every table is made from a result file in `docs/measurements/`. One call is timed between two CUDA events after the
 L2 was flushed, ours and its peers alternating in one process; figures are medians over the rounds, *spread* is the 20th to the
 80th percentile. *ratio* is the time of `torch.matmul` (cuBLAS) over ours; the card is power limited, so ratios say more than
 TFLOPS. From run to run they repeat within about 0.01, within 0.03 for the products that take a millisecond. *% peak* is of a

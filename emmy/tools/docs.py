@@ -2,6 +2,7 @@
 
 * `levels.md`: one GEMM at all four levels, and the PTX of its main loop.
 * `passes.md` and `dialects.md`: the docstrings of passes, operations, types and attributes.
+* `command_line.md`: the tables of the parsers of `emmy` and `emmy-opt`.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import re
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
+from typing import cast
 
 from xdsl.ir import Dialect
 from xdsl.irdl import IRDLOperation
@@ -22,6 +24,8 @@ from emmy.files import write_file
 from emmy.ir import DIALECTS, load_dialect
 from emmy.pipelines import pipeline_for
 from emmy.registry import COMMON_PASSES, PASSES, load_pass
+from emmy.tools.cli import complete_parser
+from emmy.tools.opt import make_parser as make_opt_parser
 from emmy.tools.shell import guarded
 
 EXAMPLE = "docs/examples/matmul.mlir"
@@ -250,12 +254,59 @@ def instruction_rows() -> str:
     )
 
 
+# ---- the command line ------------------------------------------------------------------------------------------------
+
+
+def command_line_page(root: Path) -> str:
+    """Every command and its options, from the parsers that read them."""
+    sections = command_sections("emmy", complete_parser(), "compile, run and check kernels, by the commands below")
+    sections += command_sections("emmy-opt", make_opt_parser(), "run passes over a module of textual IR")
+    return (
+        f"{NOTICE}\n# Command line\n\nExit codes: 0 done, 1 something is wrong with the input or a check failed, 2 wrong "
+        "command line. An error is one sentence, `file:line:column: error: ...`, with the line that it is about.\n\n"
+        'Completion: `eval "$(emmy --completion bash)"` in `~/.bashrc`, or the same with `zsh` in `~/.zshrc`.\n\n'
+        + "\n".join(sections)
+    )
+
+
+def command_sections(path: str, parser: argparse.ArgumentParser, summary: str = "") -> list[str]:
+    """The parser's section, then those of its commands."""
+    rows: list[str] = []
+    below: list[str] = []
+    for action in parser._actions:  # pyright: ignore[reportPrivateUsage]
+        if isinstance(action.choices, dict) and not action.option_strings:
+            for name, sub in cast("dict[str, argparse.ArgumentParser]", action.choices).items():
+                below += command_sections(f"{path} {name}", sub, sub.description or "")
+        elif not isinstance(action, argparse._HelpAction):  # pyright: ignore[reportPrivateUsage]
+            rows.append(argument_row(action))
+    if not rows:
+        return below
+    table = "| argument | what |\n| --- | --- |\n" + "\n".join(rows) + "\n"
+    return [f"## `{path}`\n\n{summary[:1].upper()}{summary[1:]}.\n\n{table}", *below]
+
+
+def argument_row(action: argparse.Action) -> str:
+    """An argument of a command: how it is written, and its help with the words that it takes."""
+    value = "" if action.nargs == 0 else str(action.metavar or action.dest.upper())
+    if action.choices is not None:
+        value = " | ".join(map(str, action.choices))
+    if action.nargs == "?" and value:
+        value = f"[{value}]"
+    if not action.option_strings:
+        written = f"`{value if action.choices is not None else action.metavar or action.dest}`"
+    else:
+        written = ", ".join(f"`{f'{name} {value}'.strip()}`" for name in action.option_strings)
+    told = " ".join((action.help or "").replace("%(default)s", str(action.default)).replace("%%", "%").split())
+    return f"| {written.replace('|', chr(92) + '|')} | {told.replace('|', chr(92) + '|')} |"
+
+
 # ---- the command -----------------------------------------------------------------------------------------------------
 
 PAGES: dict[str, Callable[[Path], str]] = {
     "docs/levels.md": levels_page,
     "docs/passes.md": passes_page,
     "docs/dialects.md": dialects_page,
+    "docs/command_line.md": command_line_page,
 }
 """Page -> what makes its text, given the repository's root."""
 

@@ -26,7 +26,11 @@ ATOM_NAMES = tuple(dict.fromkeys(atom.name for atom in ATOMS))
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The command line of `emmy view`."""
     kinds = parser.add_subparsers(dest="kind", metavar="KIND", required=True)
-    layout = kinds.add_parser("layout", help="a tile in shared memory, or a fragment, as SVG")
+    layout_summary, ir_summary = (
+        "a tile in shared memory, or a fragment, as SVG",
+        "a module at every level, as one HTML page",
+    )
+    layout = kinds.add_parser("layout", help=layout_summary, description=layout_summary)
     which = layout.add_mutually_exclusive_group(required=True)
     which.add_argument("--shared", metavar="ROWSxCOLSxDTYPE", help="a tile in shared memory, such as 128x64xf16")
     which.add_argument("--fragment", metavar="ROWSxCOLS", help="a fragment of one warp, such as 64x16")
@@ -38,7 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     layout.add_argument("--atom", choices=ATOM_NAMES, default=ATOM_NAMES[0], help=f"default: {ATOM_NAMES[0]}")
     layout.add_argument("--dtype", choices=DTYPE_BITS, default="f16", help="of a fragment's operands (default: f16)")
     layout.add_argument("--accumulate", choices=("f32", "f16"), default="f32", help="dtype of its sums (default: f32)")
-    ir = kinds.add_parser("ir", help="a module at every level, as one HTML page")
+    ir = kinds.add_parser("ir", help=ir_summary, description=ir_summary)
     ir.add_argument("file", help="a module of textual IR, at any level")
     ir.add_argument("--target", metavar="SM", default=DEFAULT_TARGET, help=f"default: {DEFAULT_TARGET}")
     ir.add_argument("--every-pass", action="store_true", help="the module after every pass, not after every level")
