@@ -134,7 +134,7 @@ class _PlannedLaunch:
     declares, from the low end), `pointers` the slots' addresses; `buffers` says which slot takes whose address, `maps`
     which slot points to a tensor map of whom."""
 
-    arguments: tuple[Any, ...]  # function; grid x, y, z; block x, y, z; dynamic shared bytes
+    start: Callable[..., Any]  # takes stream, `pointers_address` and 0
     values: Any
     pointers: Any
     buffers: list[tuple[int, int]]  # (slot, index into arguments + results + temporaries)
@@ -163,7 +163,7 @@ class CudaModule:
         self._callers: dict[str, TorchCaller] = {}
         self._encode_tiled: Callable[..., int] | None = None
         driver = runtime.driver
-        self._launch_kernel, self._stream_type = driver.cuLaunchKernel, driver.CUstream
+        self._stream_type = driver.CUstream
         self._success = driver.CUresult.CUDA_SUCCESS
 
     def run(self, entry: str, args: Sequence[Any], *, out: Any = None, stream: Any = None) -> Any:
@@ -337,8 +337,9 @@ class CudaModule:
                 buffers.append((slot, index[value]))
             else:
                 values[slot] = value
-        arguments = (self.images.function(launch, stream), *launch.grid, *launch.block, launch.shared_bytes)
-        return _PlannedLaunch(arguments, values, pointers, buffers, maps, ctypes.addressof(pointers))
+        given = (self.images.function(launch, stream), *launch.grid, *launch.block, launch.shared_bytes)
+        start = functools.partial(self.runtime.driver.cuLaunchKernel, *given)
+        return _PlannedLaunch(start, values, pointers, buffers, maps, ctypes.addressof(pointers))
 
     def _tensor_map(self, planned: _PlannedMap, address: int) -> HostMap:
         """The tensor map of the tensor at `address`, encoded when it is first met."""
@@ -368,7 +369,7 @@ class CudaModule:
                     address = addresses[planned.position]
                     host = planned.encoded.get(address) or self._tensor_map(planned, address)
                     launch.pointers[planned.slot] = host.address
-                (status,) = self._launch_kernel(*launch.arguments, stream_object, launch.pointers_address, 0)
+                (status,) = launch.start(stream_object, launch.pointers_address, 0)
                 if status != self._success:
                     raise EmmyError(f"cannot launch a kernel: {describe(self.runtime.driver, status)}")
 

@@ -5,6 +5,7 @@ Run by test_runtime.py in a process whose library path has the fake driver.
 
 import contextlib
 import sys
+import threading
 import types
 
 import numpy as np
@@ -214,6 +215,24 @@ def test_memory_of_a_given_stream_is_taken_from_that_stream(torch, module, log):
     module.vector_add(Tensor(A), Tensor(B), stream=7)
     assert torch.allocated == [31, 31, 7]
     assert log() == ["cubin", f"{LAUNCH} 31", f"{LAUNCH} 31", f"{LAUNCH} 7"]
+
+
+def test_threads_share_plans(torch, module):
+    sums = [(Tensor(A + number), Tensor(B * number)) for number in range(4)]
+    wrong = []
+
+    def work(a, b):
+        for _ in range(300):
+            if not np.array_equal(module.vector_add(a, b).array, a.array + b.array):
+                wrong.append(a)
+
+    threads = [threading.Thread(target=work, args=pair) for pair in sums]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wrong == []
+    assert len(torch.allocated) == 4 * 300
 
 
 def test_a_closed_module_loads_again(torch, module, log):
