@@ -20,8 +20,8 @@ Number = int | SSAValue
 
 @dataclass(frozen=True)
 class LowerRaster(ModulePass):
-    """Contract: replaces every `tile.grid` by `tile.cta_id` (or the number that it is given) and unsigned `arith` on index: constant, addi, subi, muli,
-    divui, remui, minui. Nothing else changes.
+    """Contract: replaces every `tile.grid` by `tile.cta_id` (or the number that it is given) and unsigned `arith` on
+    index: constant, addi, subi, muli, divui, remui, minui. Nothing else changes.
 
     Guarantees: CTAs number 0 to (number of blocks) - 1 take every block of the grid exactly once. Leading dimensions are
     outermost. Over the last two, T0 x T1 blocks, with `raster G`:

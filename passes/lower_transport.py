@@ -56,10 +56,11 @@ class LowerTransport(ModulePass):
     Pipelines get `full_count`, `empty_count` and `tx_bytes`. One ring may mix transports, copy by copy.
 
     `kind`: `tma`, `cp_async`, `plain` (through registers), or `auto`: the schedule's `transport`; where that is `auto` too,
-    what `emmy.schedules.AUTO_TRANSPORT` has for `target`, with cp.async wherever TMA cannot move a tensor. If TMA is asked
-    for by name, such a tensor is an error. A copy for which 4 bytes cannot be proved aligned is a plain one in any kind.
-    Widths: the widest of 16, 8, 4, 2 bytes that divides the last dimension's offset, extent and size and all other strides
-    (base pointers are 16-byte aligned by contract; `?` divides by one element only).
+    what `emmy.schedules.AUTO_TRANSPORT` has for `target`, with cp.async wherever TMA cannot move a tensor, or could not in
+    some call. If TMA is asked for by name, such a tensor is an error, here or at the call. A copy for which 4 bytes cannot
+    be proved aligned is a plain one in any kind. Widths: the widest of 16, 8, 4, 2 bytes that divides the last dimension's
+    offset, extent and size and all other strides (base pointers are 16-byte aligned by contract; `?` divides by one element
+    only).
 
         %s, %n = async_copy.wait @ab[%c]                       async_copy.wait_group 1         async_copy.wait_full @ab[%c]
         %f, %m = async_copy.acquire @ab[%d] if %p              async_copy.barrier              %s, %n = async_copy.slot @ab[%c]
@@ -122,7 +123,7 @@ def _moves(kernel: KernelOp, kind: str, strict: bool) -> dict[Operation, type[Mo
 
 
 def _by_tma(op: ac.CopyOp | ac.StoreOp, strict: bool) -> bool:
-    problem = tma_problem(op)
+    problem = tma_problem(op, certain=not strict)
     if problem is None and isinstance(op, ac.CopyOp) and not stands_alone(op):
         problem = "it stands under a condition or in a loop of its own"
     if problem is not None and strict:

@@ -36,29 +36,33 @@ def field_bytes(tile: TileType) -> int:
     return prod(tile.get_shape()) * cast(FixedBitwidthType, tile.element_type).size
 
 
-def tma_problem(op: ac.CopyOp | ac.StoreOp) -> str | None:
+def tma_problem(op: ac.CopyOp | ac.StoreOp, certain: bool) -> str | None:
     """Why TMA cannot move the field of a copy or store, as the end of a sentence; None if it can.
 
-    The base pointer is 16-byte aligned by contract; strides that follow from `?` sizes are checked at launch.
+    The base pointer is 16-byte aligned by contract. Strides that follow from `?` sizes are a problem if it must be `certain` that
+    every call is legal; else they are left to the check at launch.
     """
     tile, view = field_of(op), cast(ViewType, op.view.type)
     element = tile.element_type
     if not isinstance(element, FixedBitwidthType) or element.size not in (2, 4):
         return f"its elements are {element}, not of 2 or 4 bytes"
-    return _view_problem(view, element.size) or _box_problem(tile, op.indices[-1], element.size)
+    return _view_problem(view, element.size, certain) or _box_problem(tile, op.indices[-1], element.size)
 
 
-def _view_problem(view: ViewType, element_bytes: int) -> str | None:
+def _view_problem(view: ViewType, element_bytes: int, certain: bool) -> str | None:
     strides = view.get_strides()
     if len(strides) > MOST_DIMENSIONS:
         return f"the tensor has {len(strides)} dimensions, more than {MOST_DIMENSIONS}"
     if strides[-1] != 1:
         return "the tensor's last dimension is not contiguous"
-    for stride in strides[:-1]:
+    for axis, stride in enumerate(strides[:-1]):
         if stride == DYNAMIC and isinstance(view.strides, ArrayAttr):
             return "a stride of the tensor is known at run time only"
-        if stride != DYNAMIC and stride * element_bytes % STRIDE_BYTES:
-            return f"a stride of the tensor is {stride * element_bytes} bytes, not a multiple of {STRIDE_BYTES}"
+        # A stride that follows from `?` sizes is a multiple of the product of the known ones.
+        known = prod(size for size in view.get_shape()[axis + 1 :] if size != DYNAMIC) if stride == DYNAMIC else stride
+        if known * element_bytes % STRIDE_BYTES and (stride != DYNAMIC or certain):
+            shown = "not surely" if stride == DYNAMIC else f"{stride * element_bytes} bytes, not"
+            return f"a stride of the tensor is {shown} a multiple of {STRIDE_BYTES}"
     return None
 
 

@@ -1,8 +1,22 @@
 // RUN: emmy-opt %s -p 'place-roles{mode=unified sites=eager}' | filecheck %s
 // RUN: emmy-opt %s -p 'place-roles' | filecheck %s
-// RUN: not emmy-opt %s -p 'place-roles{mode=specialized}' 2>&1 | filecheck %s --check-prefix SPECIALIZED
+// RUN: emmy-opt %s -p 'place-roles{mode=specialized}' | filecheck %s --check-prefix SPECIALIZED
 
-// SPECIALIZED: place_roles.mlir:41:1: error: place-roles places kernels as unified only, not as 'specialized': set roles = unified in the schedule
+// The halves stay as they are, the consumer's warps first; a slot is released as soon as it has been read.
+// SPECIALIZED:      async_copy.role "consumer" warps 2 {
+// SPECIALIZED:        scf.for %k
+// SPECIALIZED-NEXT:     async_copy.wait @ab
+// SPECIALIZED-NEXT:     mma.load
+// SPECIALIZED-NEXT:     %fb = mma.load
+// SPECIALIZED-NEXT:     async_copy.release @ab
+// SPECIALIZED-NEXT:     mma.mma
+// SPECIALIZED-NEXT:     scf.yield
+// SPECIALIZED:        async_copy.drain @out
+// SPECIALIZED:      async_copy.role "producer" warps 4 {
+// SPECIALIZED-NEXT:   async_copy.begin_fill @ab
+// SPECIALIZED-NEXT:   scf.for
+// SPECIALIZED-NEXT:     async_copy.acquire @ab
+// SPECIALIZED-NOT:  async_copy.producer
 
 // Stages 3: two tickets ahead, whose copies need no condition (the loop has six iterations). In the loop the next ticket's
 // index is the loop's variable plus two steps, and the copies stand right behind the wait.
