@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import shlex
+import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -36,8 +37,12 @@ DIGITS = 5
 
 @dataclass
 class Run:
-    """The records of one file, by kind."""
+    """The records of one file, by kind. Several runs that were appended to one file are one: see `merged`.
 
+    runs: how many. device: of the first.
+    """
+
+    runs: int = 0
     device: Record = field(default_factory=dict[str, Any])
     brackets: list[Record] = field(default_factory=list[Record])
     cases: list[Record] = field(default_factory=list[Record])
@@ -69,10 +74,49 @@ def sort_records(records: Iterable[Mapping[str, Any]]) -> Run:
     for record in records:
         kind, kept = record["kind"], strip(record)
         if kind == "device":
-            run.device = kept
+            run.runs += 1
+            run.device = run.device or kept
         elif kind in ("bracket", "case", "refused"):
             {"bracket": run.brackets, "case": run.cases, "refused": run.refused}[kind].append(kept)
+    by_name: dict[str, list[Record]] = {}
+    for case in run.cases:
+        by_name.setdefault(case["name"], []).append(case)
+    run.cases = [merged(cases) for cases in by_name.values()]
     return run
+
+
+def merged(cases: Sequence[Record]) -> Record:
+    """One case measured in several runs as one: medians of figures, sums of launches, correct if it always was.
+
+    `ratios` are the least and the largest ratio of the runs.
+    """
+    first = cases[0]
+    if len(cases) == 1:
+        return first
+    failed = next((case for case in cases if not case["ok"]), None)
+    if failed is not None:
+        return failed
+    found = {**first, **medians(cases, [key for key in first if key.startswith(FIGURES)])}
+    for name in first.get("peers", {}):
+        peers = [case["peers"][name] for case in cases if name in case.get("peers", {})]
+        found["peers"] = {**found["peers"], name: {**peers[0], **medians(peers, list(peers[0]))}}
+    for count in ("repeats", "differing_launches"):
+        if count in first:
+            found[count] = sum(case[count] for case in cases)
+    if first.get("ratio"):
+        ratios = [case["ratio"] for case in cases]
+        found["ratios"] = [min(ratios), max(ratios)]
+    return found
+
+
+FIGURES = ("us", "tflops", "ratio", "peer_")
+"""How the names of a case's figures begin."""
+
+
+def medians(records: Sequence[Record], keys: Sequence[str]) -> Record:
+    """The median of each figure; what is no number stays as it is in the first."""
+    numbers = [key for key in keys if isinstance(records[0][key], int | float)]
+    return {key: rounded(float(statistics.median(record[key] for record in records))) for key in numbers}
 
 
 def strip(record: Mapping[str, Any]) -> Record:

@@ -64,12 +64,18 @@ def _timed_row(run: Run, case: Record) -> list[str]:
         f"{case['us_p20']:.1f}-{case['us_p80']:.1f}",
         figure(case.get("tflops"), ".0f"),
         figure(case.get("peer_tflops"), ".0f"),
-        figure(case.get("ratio")),
+        _ratio(case),
         *map(figure, others),
         figure(percent_of_peak(case, run.brackets), ".0f"),
         figure(percent_of_copy(case, run.brackets), ".0f"),
         str(case.get("registers", "-")),
     ]
+
+
+def _ratio(case: Record) -> str:
+    """The ratio, and its extremes over several runs."""
+    extremes = f" ({case['ratios'][0]:.3f}-{case['ratios'][1]:.3f})" if case.get("ratios") else ""
+    return figure(case.get("ratio")) + extremes
 
 
 def _other_peers(cases: Sequence[Record]) -> list[str]:
@@ -83,7 +89,8 @@ def mean_line(cases: Sequence[Record]) -> str:
         return ""
     means = [f"to cuBLAS {figure(geometric_mean([case['ratio'] for case in six]))}"]
     for peer in _other_peers(six):
-        ratios = [case["peers"][peer]["ratio"] for case in six if case.get("peers", {}).get(peer)]
+        found = (case.get("peers", {}).get(peer, {}).get("ratio") for case in six)
+        ratios = [ratio for ratio in found if ratio is not None]
         means.append(f"to {peer} {figure(geometric_mean(ratios))}")
     return f"\nGeometric mean of the ratio over {len(six)} shapes: {', '.join(means)}.\n"
 
@@ -180,6 +187,8 @@ def where_and_when(run: Run) -> str:
     parts += [f"triton {device['triton']}"] if device.get("triton") else []
     parts += [f"Emmy {device['emmy']}"] if device.get("emmy") else []
     lines = [", ".join([*parts, str(device.get("date", "")).replace("T", " ")[:16] + " UTC"]) + "."]
+    if run.runs > 1:
+        lines.append(f"{run.runs} runs; figures are medians over them, behind a ratio stand the least and the largest.")
     for bracket in run.brackets:
         if bracket["ok"]:
             lines.append(_bracket(bracket))

@@ -56,6 +56,24 @@ def test_a_case_is_listed_with_peers_peak_and_bandwidth():
     assert table[-1] == "Geometric mean of the ratio over 2 shapes: to cuBLAS 0.250, to triton 0.750."
 
 
+def test_runs_in_one_file_become_medians():
+    device = {"kind": "device", "ok": True, "card": "a card"}
+    launches = {"repeats": 10, "differing_launches": 0, "error": {"rms_error": 1e-4, "rms_bound": 2e-4}}
+    lines = []
+    for us, ratio, triton in ((100.0, 0.5, 1.1), (90.0, 0.7, 1.5), (120.0, 0.6, 1.3)):
+        peers = {"triton": {"us": us, "ratio": triton}, "broken": {"message": "no"}}
+        lines += [device, bracket(), timed("64x64x64 f16", us, ratio, peers=peers, **launches)]
+    run = sort_records([*lines, timed("lost", 1.0), timed("lost", 1.0) | {"ok": False, "message": "once"}])
+    case, lost = run.cases
+    assert (run.runs, len(run.brackets)) == (3, 3)
+    assert (case["us"], case["us_p20"], case["ratio"], case["ratios"]) == (100.0, 99.0, 0.6, [0.5, 0.7])
+    assert case["peers"] == {"triton": {"us": 100.0, "ratio": 1.3}, "broken": {"message": "no"}}
+    assert (case["repeats"], case["error"]) == (30, {"rms_error": 1e-4, "rms_bound": 2e-4})
+    assert (lost["ok"], lost["message"]) == (False, "once")
+    assert "| 0.600 (0.500-0.700) | - | 1.300 |" in report.timed_table(run)
+    assert "3 runs; figures are medians over them" in report.where_and_when(run)
+
+
 def test_variants_become_a_ladder_whose_mean_needs_every_shape():
     names = ("4096x4096x4096 f16", "512x15360x3840 f16")
     run = sort_records(
