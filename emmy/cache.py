@@ -116,17 +116,24 @@ def key_of(text: str, options: Options, assembled: bool) -> str:
 
 
 def is_enabled() -> bool:
-    """Whether compilations look into the cache."""
-    return os.environ.get("EMMY_CACHE", "1") != "0"
+    """Whether compilations look into the cache: not if that is switched off, or there is no place for one."""
+    return os.environ.get("EMMY_CACHE", "1") != "0" and _chosen_folder() is not None
 
 
 def cache_folder() -> Path:
-    """The cache's root folder."""
+    """The cache's root folder. `EmmyError` for a user without a home, as containers have them, who named none."""
+    folder = _chosen_folder()
+    if folder is None:
+        raise EmmyError("there is no home directory to keep a cache in; set EMMY_CACHE_DIR")
+    return folder
+
+
+def _chosen_folder() -> Path | None:
     chosen = os.environ.get("EMMY_CACHE_DIR")
     if chosen:
         return Path(chosen)
-    base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path("~/.cache").expanduser()) / "emmy"
+    base = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    return None if base.startswith("~") else Path(base, "emmy")
 
 
 def size_limit() -> int:

@@ -166,6 +166,12 @@ def test_where_it_is(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     monkeypatch.delenv("XDG_CACHE_HOME")
     monkeypatch.setenv("HOME", str(tmp_path))
     assert cache.cache_folder() == tmp_path / ".cache" / "emmy"
+    monkeypatch.setenv("EMMY_CACHE", "1")
+    assert cache.is_enabled()
+    monkeypatch.setattr(cache.os.path, "expanduser", lambda path: path)  # as for a user that the system does not know
+    assert not cache.is_enabled()
+    with pytest.raises(EmmyError, match="no home directory"):
+        cache.cache_folder()
 
 
 # ---- what is broken --------------------------------------------------------------------------------------------------
