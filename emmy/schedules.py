@@ -132,13 +132,13 @@ SCHEDULE_FIELDS: dict[str, object] = {f.name: f.default for f in fields(Schedule
 
 # ---- what a target can run -------------------------------------------------------------------------------------------
 
-AUTO_TRANSPORT = {"sm_80": "cp_async", "sm_89": "cp_async", "sm_90a": "cp_async", "sm_120a": "cp_async"}
+AUTO_TRANSPORT = {"sm_80": "cp_async", "sm_89": "cp_async", "sm_90a": "tma", "sm_120a": "tma"}
 """Target name -> what `transport = auto` means; with `tma`, tensors that TMA cannot move are copied by cp.async."""
 
 MBARRIERS_BYTES = 16
 """Bytes of shared memory of the two mbarriers of a slot."""
 
-PRODUCER_REGISTERS = {"tma": 24, "cp_async": 56, "plain": 56}
+PRODUCER_REGISTERS = {"tma": 24, "cp_async": 40, "plain": 72}
 """Transport -> registers of a thread that only fills rings: TMA needs a few counters, copies by threads addresses."""
 
 MOST_CONSUMER_REGISTERS = 240
@@ -271,10 +271,16 @@ def problem_on_target(
 
 @dataclass(frozen=True)
 class Candidate:
-    """A schedule to choose from; `rate`: tensor throughput of full waves of it, relative to the target's best."""
+    """A schedule to choose from; `rate`: tensor throughput of full waves of it, relative to the target's best.
+
+    `resident`: CTAs that an SM runs side by side, as far as that decides how many tiles make a wave.
+    `least_partial`: it is for hybrid sums whose partials may have so many elements.
+    """
 
     schedule: Schedule
     rate: float
+    resident: int = 1
+    least_partial: int = 0
 
 
 def _tiles(
@@ -301,6 +307,13 @@ _LARGE_SHARED = _tiles(
     ((128, 64, 64), (2, 2), 4, 0.75),
     ((64, 64, 64), (2, 2), 5, 0.55),
 )
+# By TMA, two CTAs of the square tile hide each other's ends and starts, and gain 2 to 4 % where there are many waves; 192
+# columns make whole waves of what 256 do not (N = 3840). Measured on an H200 (docs/measurements.md).
+_LARGE_SHARED_TMA = (
+    Candidate(Schedule(block=(128, 128, 64), warps=(2, 2), stages=3, unroll=3), 1.01, resident=2),
+    *_tiles(((128, 256, 64), (2, 4), 4, 1.0), ((128, 192, 64), (2, 4), 4, 0.97)),
+    *_LARGE_SHARED[2:],
+)
 # With 99 KB of shared memory: a depth of 32 keeps four stages of the large tile, and two CTAs of the next one on an SM.
 _SMALL_SHARED = _tiles(
     ((128, 256, 32), (2, 4), 4, 1.0),
@@ -314,7 +327,11 @@ _SMALL_SHARED = _tiles(
 def _transported(target: str, candidates: tuple[Candidate, ...]) -> tuple[Candidate, ...]:
     """The candidates with the target's transport by name; `auto` where that is TMA, so that any tensor is legal."""
     word = "auto" if AUTO_TRANSPORT[target] == "tma" else AUTO_TRANSPORT[target]
-    return tuple(Candidate(replace(c.schedule, transport=word), c.rate) for c in candidates)
+    delay = 0 if word == "auto" else None
+    return tuple(
+        replace(c, schedule=replace(c.schedule, transport=word, delay=c.schedule.delay if delay is None else delay))
+        for c in candidates
+    )
 
 
 CANDIDATES: dict[str, tuple[Candidate, ...]] = {
@@ -322,7 +339,7 @@ CANDIDATES: dict[str, tuple[Candidate, ...]] = {
     for target, candidates in (
         ("sm_80", _LARGE_SHARED),
         ("sm_89", _SMALL_SHARED),
-        ("sm_90a", _LARGE_SHARED),
+        ("sm_90a", _LARGE_SHARED_TMA),
         ("sm_120a", _SMALL_SHARED),
     )
 }
@@ -340,10 +357,21 @@ _SMALL_SHARED_HYBRID = _tiles(
     base=_HYBRID,
 )
 
+# On an H200, where promotion is not paid for by a doubled rate, a producer leaves the other warps registers enough for -O3:
+# 0.88 of the f32 kernel (0.83 unified at -O1). A depth of 128 holds a partial sum of 128 elements: 0.91.
+_SPECIALIZED_HYBRID = Schedule(
+    block=(128, 256, 64), warps=(2, 4), stages=4, transport="tma", roles="specialized", delay=0
+)
+_LONG_HYBRID = Schedule(block=(128, 256, 128), warps=(2, 4), stages=2, transport="tma", delay=2, opt_level=1)
+
 HYBRID_CANDIDATES: dict[str, tuple[Candidate, ...]] = {
     "sm_80": _LARGE_SHARED_HYBRID,
     "sm_89": _SMALL_SHARED_HYBRID,
-    "sm_90a": _LARGE_SHARED_HYBRID,
+    "sm_90a": (
+        Candidate(_LONG_HYBRID, 1.04, least_partial=128),
+        Candidate(_SPECIALIZED_HYBRID, 1.0),
+        *_LARGE_SHARED_HYBRID[2:],
+    ),
     "sm_120a": _SMALL_SHARED_HYBRID,
 }
 """The same for sums of the hybrid policy."""
@@ -371,13 +399,14 @@ def choose_schedule(
     def time(candidate: Candidate) -> float:
         block_m, block_n, _ = candidate.schedule.block
         tiles = -(-rows // block_m) * -(-columns // block_n) * (1 if batch is None else batch)
-        return -(-tiles // target.sms) * block_m * block_n / candidate.rate
+        wave = target.sms * candidate.resident
+        return -(-tiles // wave) * candidate.resident * block_m * block_n / candidate.rate
 
     def fits(schedule: Schedule) -> bool:
         return problem_on_target(schedule, target, epilogue) is None
 
     candidates = (HYBRID_CANDIDATES if partial else CANDIDATES)[target.name]
-    legal = [candidate for candidate in candidates if fits(candidate.schedule)]
+    legal = [c for c in candidates if partial >= c.least_partial and fits(c.schedule)]
     if legal:
         best = min(legal, key=time).schedule
         # Partial sums that a loop carries leave no registers for the next slot's first fragments.
