@@ -178,8 +178,8 @@ def test_a_pin_wins_over_options():
 
 SPLITS = [
     ("sm_90a", {"transport": "tma"}, RegisterSplit(24, 240)),
-    ("sm_120a", {"transport": "cp_async"}, RegisterSplit(56, 224)),
-    ("sm_90a", {"producer_regs": 40}, RegisterSplit(40, 232)),
+    ("sm_120a", {"transport": "cp_async"}, RegisterSplit(40, 232)),
+    ("sm_90a", {"producer_regs": 56}, RegisterSplit(56, 224)),
     ("sm_89", {}, None),
     ("sm_90a", {"producer_warps": 1}, None),
     ("sm_90a", {"warps": (2, 2)}, None),
