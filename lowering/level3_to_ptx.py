@@ -50,7 +50,8 @@ class LowerToPtx(ModulePass):
 
     Accepts kernels with `async_copy.role`s whose pipelines have their places in shared memory (`allocate-shared`), after
     `place-roles`, `lower-transport` and `lower-raster`: all events, fragments (`mma.*`), `scf.for` and `scf.if` with
-    conditions that are uniform over the role, `arith` on index, i1 and f32. What it cannot lower is an `EmmyError` at that op.
+    conditions that are uniform over the role (over the warp, if no event stands inside), `arith` on index, i1 and f32. What it
+    cannot lower is an `EmmyError` at that op.
 
     Guarantees: parameters are, for each view in order, its address, its `?` sizes, its explicit `?` strides; then the tensor
     maps of its TMA boxes. Copies never touch memory beyond a view's bounds. Bytes are addressed in 64 bits. Lane addresses
