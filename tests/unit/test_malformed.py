@@ -103,6 +103,7 @@ READING = (
     Case("a brace is missing", MATMUL.rstrip("}\n"), "3:37", "the block is not closed: '}' was expected here"),
     Case("a brace too many", MATMUL + "}\n", "5:1", "an operation was expected here"),
     Case("an open string", 'func.func @f() attributes {a = "x} {\n}', "1:32", "End of file reached before closing string literal."),
+    Case("an open string in a long line", f'"builtin.module{" " * 200}\n', "1:1", "End of file reached before closing string literal."),
     Case("a symbol without a name", edit("@mm", "@"), "1:11", "@ identifier expected to start with letter, '_', or '\"'."),
     Case("two dots in a number", "%a = arith.constant 1.0.0 : f32\n", "1:24", "Expected three consecutive '.' for an ellipsis"),
     Case("5000 digits", f"%a = arith.constant {'9' * 5000} : i32\n", "1:1", "an integer has too many digits"),
