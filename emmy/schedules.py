@@ -135,8 +135,8 @@ SCHEDULE_FIELDS: dict[str, object] = {f.name: f.default for f in fields(Schedule
 AUTO_TRANSPORT = {"sm_80": "cp_async", "sm_89": "cp_async", "sm_90a": "tma", "sm_120a": "tma"}
 """Target name -> what `transport = auto` means; with `tma`, tensors that TMA cannot move are copied by cp.async."""
 
-MBARRIERS_BYTES = 16
-"""Bytes of shared memory of the two mbarriers of a slot."""
+MBARRIER_BYTES = 8
+"""Bytes of shared memory of an mbarrier: a slot has one if TMA fills it, two if another role reads it than fills it."""
 
 PRODUCER_REGISTERS = {"tma": 24, "cp_async": 40, "plain": 72}
 """Transport -> registers of a thread that only fills rings: TMA needs a few counters, copies by threads addresses."""
@@ -184,8 +184,8 @@ def shared_bytes(schedule: Schedule, epilogue: Epilogue = Epilogue(), operand_by
     end = (
         -(-end // SHARED_ALIGNMENT) * SHARED_ALIGNMENT + result if schedule.persistent and result else max(end, result)
     )
-    by_mbarrier = schedule.transport == "tma" or schedule.roles == "specialized"
-    return end + (slots * MBARRIERS_BYTES if by_mbarrier else 0)
+    each = 2 if schedule.roles == "specialized" else int(schedule.transport == "tma")
+    return end + slots * each * MBARRIER_BYTES
 
 
 def least_registers(schedule: Schedule, f16_sums: bool = False) -> int:
@@ -247,7 +247,8 @@ def problem_on_target(
     """
     if schedule.transport == "tma" and not target.tma:
         return f"transport = tma needs sm_90 or later, and the target is {target.name}; use cp_async"
-    needed, limit = shared_bytes(schedule, epilogue), target.shared_bytes_per_block
+    transport = AUTO_TRANSPORT[target.name] if schedule.transport == "auto" else schedule.transport
+    needed, limit = shared_bytes(replace(schedule, transport=transport), epilogue), target.shared_bytes_per_block
     if needed > limit:
         return (
             f"it needs {needed} bytes of shared memory, and a CTA of {target.name} has {limit}; reduce block or stages"

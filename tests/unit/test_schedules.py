@@ -2,6 +2,7 @@
 
 import pytest
 
+import emmy
 from emmy.errors import EmmyError
 from emmy.ir import make_context, parse_module
 from emmy.passes.assign_schedule import AssignSchedule
@@ -207,3 +208,24 @@ def test_tma_needs_a_target_with_it():
 def test_registers_belong_to_roles():
     assert Schedule(producer_regs=24).problem() == "producer_regs belongs to roles = specialized"
     assert "a multiple of 8 from 24 to 256, got 30" in str(Schedule(roles="specialized", consumer_regs=30).problem())
+
+
+@pytest.mark.parametrize("roles", ["unified", "specialized"])
+@pytest.mark.parametrize("transport", ["tma", "cp_async"])
+@pytest.mark.parametrize("persistent", [0, 1])
+@pytest.mark.parametrize("stages", [1, 3])
+def test_shared_memory_is_what_is_allocated(roles, transport, persistent, stages):
+    """The table that rules schedules out knows what allocate-shared will need: rings, overlaid results, mbarriers."""
+    tensors = "tensor<?x512xf16>, tensor<512x512xf16>"
+    text = f"""func.func @f(%a: tensor<?x512xf16>, %b: tensor<512x512xf16>) -> tensor<?x512xf16> {{
+      %c = tensor_op.matmul %a, %b transpose_b : ({tensors}) -> tensor<?x512xf16>
+      func.return %c : tensor<?x512xf16>
+    }}"""
+    block = {"block": (64, 128, 32), "warps": (2, 2)}
+    schedule = Schedule(**block, roles=roles, transport=transport, persistent=persistent, stages=stages)
+    fields = {
+        name: getattr(schedule, name) for name in ("block", "warps", "roles", "transport", "persistent", "stages")
+    }
+    module = emmy.compile(text, "sm_90a", schedule=fields)
+    kernel = next(op for op in parse_module(module.ir("level3"), "level3").walk() if op.name == "tile.kernel")
+    assert kernel.attributes["emmy.shared_bytes"].value.data == shared_bytes(schedule)

@@ -1,5 +1,5 @@
 // RUN: emmy-opt %s -p 'lower-transport{kind=cp_async}' | filecheck %s
-// RUN: emmy-opt %s -p 'lower-transport' | filecheck %s
+// RUN: emmy-opt %s -p 'lower-transport{target=sm_89}' | filecheck %s
 // RUN: emmy-opt %s -p 'lower-transport{kind=plain}' | filecheck %s --check-prefix PLAIN
 
 // One barrier a k-tile, the copies right behind it; results leave behind two: one since @out may lie over @ab, one since
