@@ -54,7 +54,7 @@ def test_registers_of_a_warp_tile_of_64_by_64():
         (
             Schedule((256, 256, 64), (4, 4), stages=4),
             {},
-            "262144 bytes of shared memory, and a CTA of sm_90a has 232448",
+            "262176 bytes of shared memory, and a CTA of sm_90a has 232448",
         ),
         (Schedule((128, 256, 64), (2, 2)), {}, "at least 328 registers and can have 255"),
         (Schedule((128, 256, 64), (2, 2)), {"f16_sums": True}, None),
@@ -77,9 +77,9 @@ def test_registers_of_a_warp_tile_of_64_by_64():
             {},
             None,
         ),
-        (Schedule((256, 256, 64), (4, 4), roles="specialized"), {}, "at least 184 registers and can have 104"),
+        (Schedule((256, 256, 64), (4, 4), roles="specialized"), {}, "at least 184 registers and can have 112"),
         (Schedule((128, 256, 64), (2, 4), persistent=1), {}, None),
-        (Schedule((128, 256, 64), (2, 4), stages=4, persistent=1), {}, "262144 bytes of shared memory"),
+        (Schedule((128, 256, 64), (2, 4), stages=4, persistent=1), {}, "262176 bytes of shared memory"),
     ],
 )
 def test_what_the_h200_can_run(schedule, options, sentence):
@@ -95,19 +95,20 @@ def test_every_candidate_runs_on_its_target(target):
         # 64 x 64 elements a warp is what the register file holds with double-buffered fragments.
         assert candidate.schedule.block[0] // candidate.schedule.warps[0] <= 64
         assert candidate.schedule.block[1] // candidate.schedule.warps[1] <= 64
-    assert CANDIDATES[target][0].rate == 1.0
+    assert CANDIDATES[target][0].rate == max(candidate.rate for candidate in CANDIDATES[target])
 
 
 @pytest.mark.parametrize(
     ("m", "n", "batch", "block"),
     [
-        (None, 4096, 1, (128, 256, 64)),  # `?` rows are many
-        (None, None, None, (128, 256, 64)),
-        (4096, 4096, 1, (128, 256, 64)),
+        (None, 4096, 1, (128, 128, 64)),  # `?` rows are many
+        (None, None, None, (128, 128, 64)),
+        (4096, 4096, 1, (128, 128, 64)),
+        (4096, 3840, 1, (128, 192, 64)),  # whole waves
         (256, 256, 1, (64, 64, 64)),  # 16 CTAs rather than 2
-        (256, 256, 256, (128, 256, 64)),  # a batch makes up for it
+        (256, 256, 256, (128, 128, 64)),  # a batch makes up for it
         (None, 64, 1, (128, 64, 64)),  # no column of the tile is wasted
-        (0, 64, 1, (128, 256, 64)),  # nothing to do: any
+        (0, 64, 1, (128, 128, 64)),  # nothing to do: any
     ],
 )
 def test_choice_by_waves(m, n, batch, block):
