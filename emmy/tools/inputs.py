@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -98,16 +100,20 @@ def random_arrays(entry: EntrySpec, shapes: Mapping[str, tuple[int, ...]], seed:
     arrays: list[Array] = []
     for argument in entry["arguments"]:
         shape, dtype = shapes[argument["name"]], DTYPES[argument["dtype"]]
-        try:
-            if kind == "integers" or argument["dtype"] in ("i8", "i32"):
-                data = generator.integers(-INTEGER_MAGNITUDE, INTEGER_MAGNITUDE + 1, shape)
-            else:
-                data = generator.standard_normal(shape, dtype=np.float32)
-            arrays.append(data.astype(dtype))
-        except (MemoryError, ValueError):  # NumPy raises the second where the number of bytes has over 63 bits
+        if prod(shape) * np.dtype(np.float32).itemsize > memory_bytes():  # else the system might end the process
             text = "x".join(map(str, shape))
-            raise EmmyError(f"argument '{argument['name']}' of {text} does not fit into memory") from None
+            raise EmmyError(f"argument '{argument['name']}' of {text} does not fit into this machine's memory")
+        if kind == "integers" or argument["dtype"] in ("i8", "i32"):
+            data = generator.integers(-INTEGER_MAGNITUDE, INTEGER_MAGNITUDE + 1, shape)
+        else:
+            data = generator.standard_normal(shape, dtype=np.float32)
+        arrays.append(data.astype(dtype))
     return arrays
+
+
+def memory_bytes() -> int:
+    """The physical memory of this machine."""
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 def flops(entry: EntrySpec, shapes: Mapping[str, tuple[int, ...]]) -> int:

@@ -4,13 +4,17 @@
 from __future__ import annotations
 
 import os
+import random
+import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
+import emmy
 from emmy.tools import cli, opt
 
 MATMUL = """func.func @mm(%a: tensor<64x32xf16>, %b: tensor<32x64xf16>) -> tensor<64x64xf16> {
@@ -243,7 +247,7 @@ OPTIONS = (
     ("run bad.mlir --shape a=8x8 --shape a=9x8", "--shape a=9x8: the shape of 'a' is given twice"),
     ("run bad.mlir --shape a=8x8 --shape b=9x64", "these shapes do not fit each other (8 and 9): the matmul contracts sizes of its operands that must be equal: ..."),
     ("check bad.mlir --shape a=8x8 --shape b=9x64", "these shapes do not fit each other (8 and 9): the matmul contracts sizes of its operands that must be equal: ..."),
-    ("run bad.mlir --shape a=9999999999x99999999", "argument 'a' of 9999999999x99999999 does not fit into memory"),
+    ("run bad.mlir --shape a=9999999999x99999999", "argument 'a' of 9999999999x99999999 does not fit into this machine's memory"),
     ("run bad.mlir --random -1", "--random takes a seed that is 0 or more, got -1"),
     ("opt bad.mlir -p no-such-pass", "there is no pass 'no-such-pass'; emmy-opt --list-passes lists them"),
     ("opt bad.mlir -p canonicalise", "there is no pass 'canonicalise'; did you mean 'canonicalize'?"),
@@ -353,6 +357,37 @@ def test_options_with_a_place(
 ):
     write(folder, DYNAMIC)
     refused(capsys, folder, command.split(), place, sentence)
+
+
+def mutations(text: str, count: int) -> Iterator[str]:
+    """The text with one token removed, doubled, or replaced by another of it, or with one line removed."""
+    choose = random.Random(0)
+    tokens = list(re.finditer(r"[%@#!]?[\w.]+|[^\s\w]", text))
+    for _ in range(count):
+        token, other, lines = choose.choice(tokens), choose.choice(tokens), text.split("\n")
+        lines.pop(choose.randrange(len(lines)))
+        replaced = choose.choice(("", token[0] * 2, other[0]))
+        yield choose.choice((text[: token.start()] + replaced + text[token.end() :], "\n".join(lines)))
+
+
+@pytest.mark.parametrize("level", ["input", "tile", "lower-tile", "ptx"])
+def test_slips_at_every_level(level: str, folder: Path, capsys: pytest.CaptureFixture[str]):
+    text = emmy.compile(schedule("stages = 2", "stages = 3"), "sm_80").ir(level)
+    failed = 0
+    for mutant in mutations(text, 40):
+        write(folder, mutant)
+        code = opt.main(["bad.mlir", "-o", "new.mlir"])
+        out, err = capsys.readouterr()
+        assert (code, out) in ((0, ""), (1, ""))
+        if code == 1:
+            failed += 1
+            assert re.match(r"bad\.mlir:\d+:\d+: error: \S", err), mutant
+            assert len(err.splitlines()) in (1, 3)
+            assert not (folder / "new.mlir").exists()
+        else:
+            assert err == ""
+            (folder / "new.mlir").unlink()
+    assert failed > 10
 
 
 def test_the_texts_that_cases_are_made_from_are_fine(folder: Path, capsys: pytest.CaptureFixture[str]):
