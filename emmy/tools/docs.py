@@ -3,6 +3,7 @@
 * `levels.md`: one GEMM at all four levels, and the PTX of its main loop.
 * `passes.md` and `dialects.md`: the docstrings of passes, operations, types and attributes.
 * `command_line.md`: the tables of the parsers of `emmy` and `emmy-opt`.
+* `guide/*.svg`: a swizzled tile and a fragment, as `emmy view layout` draws them.
 """
 
 from __future__ import annotations
@@ -19,14 +20,17 @@ from xdsl.ir import Dialect
 from xdsl.irdl import IRDLOperation
 from xdsl.passes import ModulePass, get_pass_option_infos
 
+from emmy.atoms import ATOMS
 from emmy.compiler import CompiledModule, compile
 from emmy.files import write_file
 from emmy.ir import DIALECTS, load_dialect
+from emmy.layout.shared import shared_layout
 from emmy.pipelines import pipeline_for
 from emmy.registry import COMMON_PASSES, PASSES, load_pass
 from emmy.tools.cli import complete_parser
 from emmy.tools.opt import make_parser as make_opt_parser
 from emmy.tools.shell import guarded
+from emmy.views.layouts import fragment_svg, shared_svg
 
 EXAMPLE = "docs/examples/matmul.mlir"
 TARGET = "sm_90a"
@@ -307,6 +311,8 @@ PAGES: dict[str, Callable[[Path], str]] = {
     "docs/passes.md": passes_page,
     "docs/dialects.md": dialects_page,
     "docs/command_line.md": command_line_page,
+    "docs/guide/shared.svg": lambda root: shared_svg(shared_layout(64, 64, 2, 128), "f16", 8),
+    "docs/guide/fragment.svg": lambda root: fragment_svg(ATOMS[0], "a", 16, 16),
 }
 """Page -> what makes its text, given the repository's root."""
 

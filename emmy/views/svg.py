@@ -59,12 +59,13 @@ def draw(grid: Grid) -> str:
             body += _cell(cell, left + grid.cell_width * c, y, grid.cell_width, grid.cell_height)
     body += _heavy_lines(grid, left, top)
     body += [_text(MARGIN, bottom + LINE * (i + 1), line, 11) for i, line in enumerate(grid.notes)]
-    head = f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" viewBox="0 0 {width} {height}">'
+    size = f'width="{width}" height="{height}" viewBox="0 0 {width} {height}"'
+    head = f'<svg xmlns="http://www.w3.org/2000/svg" {size} {FONT}>'
     return "\n".join([head, f'<rect width="{width}" height="{height}" fill="#ffffff"/>', *body, "</svg>"]) + "\n"
 
 
 def _text(x: int, y: int, text: str, size: int, anchor: str = "start") -> str:
-    return f'<text x="{x}" y="{y}" font-size="{size}" text-anchor="{anchor}" {FONT}>{escape(text)}</text>'
+    return f'<text x="{x}" y="{y}" font-size="{size}" text-anchor="{anchor}">{escape(text)}</text>'
 
 
 def _cell(cell: Cell, x: int, y: int, width: int, height: int) -> list[str]:

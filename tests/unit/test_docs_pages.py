@@ -17,6 +17,7 @@ from pathlib import Path
 
 import pytest
 
+from emmy.tools import cli
 from emmy.tools.cli import complete_parser
 from emmy.tools.completion import places_of
 from emmy.tools.docs import command_line_page
@@ -132,6 +133,14 @@ def test_the_site_has_every_page():
     nav = (DOCS / "site" / "mkdocs.yml").read_text()
     for page in [*DOCS.glob("*.md"), *DOCS.glob("guide/*.md")]:
         assert f"- {page.relative_to(DOCS)}\n" in nav
+
+
+def test_the_pictures_are_what_the_guide_draws(tmp_path: Path):
+    for command in re.findall(r"^\$ emmy (view layout .*)$", (DOCS / "guide" / "level3.md").read_text(), re.MULTILINE):
+        *words, name = command.split()
+        assert cli.main([*words, str(tmp_path / name)]) == 0
+        assert (tmp_path / name).read_text() == (DOCS / "guide" / name).read_text()
+    assert len(list(tmp_path.iterdir())) == 2
 
 
 def test_the_command_line_page_has_every_option():
