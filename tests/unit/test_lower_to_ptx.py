@@ -1,4 +1,7 @@
-"""Level 3 to level 4, judged by running the printed text on the emulator (exact on small integers) and by assembling it."""
+"""Level 3 to level 4, judged by running the printed text on the emulator (exact on small integers) and by assembling it.
+
+Copies are by threads here, mostly cp.async; test_lower_to_ptx_tma.py is about those of TMA.
+"""
 
 import math
 import re
@@ -18,7 +21,7 @@ from emmy.pipelines import pipeline_for
 from emmy.registry import parse_passes
 
 DTYPES = {"f16": np.float16, "bf16": ml_dtypes.bfloat16, "f32": np.float32}
-SMALL = "block = [64, 64, 32], warps = [2, 2], stages = 3"
+SMALL = "block = [64, 64, 32], warps = [2, 2], stages = 3, transport = cp_async"
 TARGETS = ("sm_80", "sm_89", "sm_90a", "sm_120a")
 
 needs_ptxas = pytest.mark.skipif(find_tool("ptxas") is None, reason="ptxas is not installed")
@@ -173,12 +176,16 @@ def test_results_straight_from_registers(sizes: tuple[int, int, int], out: str):
         "block = [64, 80, 80], warps = [1, 1], stages = 2",
         "block = [48, 48, 16], warps = [3, 1], stages = 3",
         "block = [64, 64, 128], warps = [2, 2], stages = 2, fragments = 1",
-        "block = [64, 64, 32], warps = [2, 2], stages = 3, transport = plain",
     ],
 )
 @pytest.mark.parametrize("layout", ["nt", "tn"])
 def test_other_schedules(schedule: str, layout: str):
-    check((130, 200, 72), layout, schedule=schedule)
+    check((130, 200, 72), layout, schedule=f"{schedule}, transport = cp_async")
+
+
+@pytest.mark.parametrize("layout", ["nt", "tn"])
+def test_plain_copies(layout: str):
+    check((130, 200, 72), layout, schedule=SMALL.replace("cp_async", "plain"))
 
 
 @pytest.mark.parametrize("landing", ["late", "early", "random"])
@@ -191,7 +198,7 @@ def test_strides_are_parameters_in_elements():
     text = """
     builtin.module {
       tile.kernel @k(%a: !tile.view<?x64xf16, strides [?, 1]>, %b: !tile.view<64x64xf16>, %c: !tile.view<?x64xf16>)
-          schedule <block = [64, 64, 32], warps = [2, 2], stages = 2> {
+          schedule <block = [64, 64, 32], warps = [2, 2], stages = 2, transport = cp_async> {
         %M = tile.dim %a, 0 : !tile.view<?x64xf16, strides [?, 1]>
         %N = arith.constant 64 : index
         %c0 = arith.constant 0 : index
@@ -441,8 +448,8 @@ def test_a_conversion_that_needs_shuffles_is_refused():
 
 # ---- what ptxas makes of it ------------------------------------------------------------------------------------------
 
-LARGE = "block = [128, 256, 64], warps = [2, 4], stages = 3"
-MIDDLE = "block = [128, 128, 64], warps = [2, 2], stages = 3"
+LARGE = "block = [128, 256, 64], warps = [2, 4], stages = 3, transport = cp_async"
+MIDDLE = "block = [128, 128, 64], warps = [2, 2], stages = 3, transport = cp_async"
 
 
 @needs_ptxas
