@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from emmy.dialects.async_copy import RoleOp
 from emmy.errors import EmmyError
 from emmy.ir import make_context, parse_module
 from emmy.passes.lower_transport import LowerTransport
@@ -253,9 +254,34 @@ def test_unplaceable(name: str) -> None:
     assert raised.value.location is not None
 
 
-def test_specialized_is_not_here_yet() -> None:
-    with pytest.raises(EmmyError, match="place-roles places kernels as unified only, not as 'specialized'"):
-        PlaceRoles("specialized").apply(CONTEXT, parse_module(kernel(SIMPLE), "k.mlir", CONTEXT))
+LARGE = "block = [128, 256, 64], warps = [2, 4], roles = specialized"
+
+
+def roles(schedule: str, target: str = "sm_90a") -> list[tuple[str, int, int | None]]:
+    """(name, warps, registers) of the roles of a kernel with that schedule."""
+    text = kernel("%w = mma.warp 0 of [2, 4]" + SIMPLE).replace(") {", f") schedule <{schedule}> {{", 1)
+    module = parse_module(text, "k.mlir", CONTEXT)
+    PlaceRoles(target=target).apply(CONTEXT, module)
+    found = [op for op in module.walk() if isinstance(op, RoleOp)]
+    return [(op.role.data, op.warps.value.data, op.regs.value.data if op.regs else None) for op in found]
+
+
+def test_roles_share_the_registers() -> None:
+    assert roles(f"{LARGE}, transport = tma") == [("consumer", 8, 240), ("producer", 4, 24)]
+    assert roles(f"{LARGE}, transport = tma", "sm_89") == [("consumer", 8, None), ("producer", 4, None)]
+    assert roles(f"{LARGE}, producer_warps = 1") == [("consumer", 8, None), ("producer", 1, None)]
+    with pytest.raises(
+        EmmyError, match="8 warps with 240 registers a thread and 4 with 40 are more than the 64512"
+    ) as raised:
+        roles(f"{LARGE}, producer_regs = 40, consumer_regs = 240")
+    assert raised.value.location is not None
+
+
+def test_one_role_where_nothing_is_filled() -> None:
+    text = "tile.kernel @k() {\n async_copy.consumer {\n %c = arith.constant 1 : index\n }\n}\n"
+    module = parse_module(text, "k.mlir", CONTEXT)
+    PlaceRoles("specialized").apply(CONTEXT, module)
+    assert [op.role.data for op in module.walk() if isinstance(op, RoleOp)] == ["main"]
 
 
 def test_warps_must_agree() -> None:
@@ -317,4 +343,4 @@ def test_unlowerable(name: str) -> None:
     body = "%f = " + body if body.startswith("scf.for") else body
     module = parse_module(HEAD + ROLE.format(body=body), "k.mlir", CONTEXT)
     with pytest.raises(EmmyError, match=message):
-        LowerTransport().apply(CONTEXT, module)
+        LowerTransport("cp_async").apply(CONTEXT, module)
