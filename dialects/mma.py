@@ -226,11 +226,11 @@ class LoadGlobalOp(IRDLOperation):
     transposed = opt_prop_def(UnitAttr)
     result = result_def(FragmentType)
     traits = traits_def(MemoryReadEffect())
-    assembly_format = (
-        "$view `[` $indices `]` (`transposed` $transposed^)? attr-dict `:` type($view) `->` type($result)"
-    )
+    assembly_format = "$view `[` $indices `]` (`transposed` $transposed^)? attr-dict `:` type($view) `->` type($result)"
 
-    def __init__(self, view: SSAValue, indices: Sequence[SSAValue], result_type: FragmentType, transposed: bool = False):
+    def __init__(
+        self, view: SSAValue, indices: Sequence[SSAValue], result_type: FragmentType, transposed: bool = False
+    ):
         super().__init__(
             operands=[view, indices],
             result_types=[result_type],

@@ -109,8 +109,11 @@ def work_of(kernel: tile.KernelOp, grid: tile.GridOp) -> list[Operation]:
     for op in kernel.block.ops:
         operands = [v.owner for part in op.walk() for v in part.operands]
         tiles = any(isinstance(v.type, tile.TileType) for part in op.walk() for v in (*part.operands, *part.results))
-        stays = is_side_effect_free(op) and not tiles and op is not grid and not inside.intersection(
-            owner for owner in operands if isinstance(owner, Operation)
+        stays = (
+            is_side_effect_free(op)
+            and not tiles
+            and op is not grid
+            and not inside.intersection(owner for owner in operands if isinstance(owner, Operation))
         )
         if not stays:
             moving.append(op)

@@ -7,7 +7,8 @@ import os
 from hypothesis import settings
 
 os.environ.setdefault("EMMY_VERIFY_EACH", "1")
-os.environ["EMMY_CACHE"] = "0"  # what is tested is the compiler; tests of the cache switch it on, in folders of their own
+# What is tested is the compiler; tests of the cache switch it on, in folders of their own.
+os.environ["EMMY_CACHE"] = "0"
 
 # Timing differs too much between machines for deadlines; examples are the same in every run, so that a failure in CI
 # is one that everybody has.

@@ -1,5 +1,5 @@
-"""`unroll-loops` changes no bit of a product, whatever is drawn: interpret(before) = interpret(after) at level 3, and the emulator
-agrees. The data are no integers: an order of sums that changed would show.
+"""`unroll-loops` changes no bit of a product, whatever is drawn: interpret(before) = interpret(after) at level 3, and the
+emulator agrees. The data are no integers: an order of sums that changed would show.
 """
 
 from __future__ import annotations
