@@ -97,6 +97,15 @@ def assemble(ptx: str, target: str, opt_level: int = 3, allow: frozenset[str] = 
     return Assembled(cubin, kernels, messages)
 
 
+def assemble_in_registers(ptx: str, target: str, opt_level: int = 3) -> Assembled:
+    """As `assemble`, but text that spills at `opt_level` is assembled with -O1, which keeps the order of its instructions,
+    and with it the registers that the order was made for. Raises `EmmyError` if it spills there too."""
+    found = assemble(ptx, target, opt_level, allow=frozenset({"spills"}))
+    if not any(kernel.spill_store_bytes + kernel.spill_load_bytes for kernel in found.kernels.values()):
+        return found
+    return assemble(ptx, target, min(opt_level, 1))
+
+
 def resources(assembled: Assembled, dynamic_shared: Mapping[str, int] | None = None) -> dict[str, dict[str, int]]:
     """The report in the form that an artefact keeps: registers, spill_bytes (stored and loaded, per thread) and
     shared_bytes (static, plus what `dynamic_shared` says that launches of the kernel ask for), by kernel."""

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from emmy import cache
 from emmy.artefact import Artefact, Image
-from emmy.assemble import Assembled, assemble, find_tool
+from emmy.assemble import Assembled, assemble, assemble_in_registers, find_tool
 from emmy.files import read_text
 from emmy.module import Module
 from emmy.options import Options
@@ -132,8 +132,12 @@ class CompiledModule(Module):
 
     @cached_property
     def assembled(self) -> dict[str, Assembled]:
-        """Each image assembled. Raises `EmmyError` without ptxas, and for spills and ignored instructions."""
-        return {image: assemble(self.image_ptx(image), self.target, level) for image, (level, _) in self.images.items()}
+        """Each image assembled; at -O1 what spills at its schedule's level, unless the caller asked for a level.
+
+        Raises `EmmyError` without ptxas, and for spills and ignored instructions.
+        """
+        run = assemble_in_registers if self.options.opt_level is None else assemble
+        return {image: run(self.image_ptx(image), self.target, level) for image, (level, _) in self.images.items()}
 
     # ---- its artefacts -----------------------------------------------------------------------------------------------
 

@@ -3,7 +3,16 @@
 import pytest
 
 from emmy import assemble as assembler
-from emmy.assemble import assemble, instruction_mix, main_loop_mix, occupancy, parse_report, resources, sass
+from emmy.assemble import (
+    assemble,
+    assemble_in_registers,
+    instruction_mix,
+    main_loop_mix,
+    occupancy,
+    parse_report,
+    resources,
+    sass,
+)
 from emmy.bench.smoke import smoke_ptx
 from emmy.errors import EmmyError
 from emmy.targets import TARGETS
@@ -65,6 +74,11 @@ def test_every_target_assembles(target, opt_level):
     assert set(done.kernels) == {"vector_add", "naive_matmul"}
     assert all(0 < kernel.registers <= 64 and kernel.spill_store_bytes == 0 for kernel in done.kernels.values())
     assert done.messages == ()
+
+
+def test_what_spills_at_every_level_is_refused():
+    with pytest.raises(EmmyError, match="kernel 'spilling' spills registers"):
+        assemble_in_registers(SPILLING, "sm_90a")
 
 
 def test_a_spill_is_refused_unless_allowed():

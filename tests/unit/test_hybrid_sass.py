@@ -11,7 +11,7 @@ from functools import lru_cache
 import pytest
 
 import emmy
-from emmy.assemble import Assembled, assemble, find_tool, main_loop_mix, main_loop_products, sass
+from emmy.assemble import Assembled, find_tool, main_loop_mix, main_loop_products, sass
 from emmy.targets import TARGETS
 
 pytestmark = [
@@ -36,9 +36,8 @@ def build(
     """The kernel's PTX and cubin with the schedule that the target chooses, but for some fields. Spills are an error."""
     text = MATMUL.format(m=m, k="4096x4096", policy=policy, flags="transpose_b" if transpose_b else "")
     module = emmy.compile(text, target, schedule=schedule)
-    (level, _), *others = module.images.values()
-    assert not others
-    return module.ptx, assemble(module.ptx, target, level)
+    (assembled,) = module.assembled.values()
+    return module.ptx, assembled
 
 
 def loop(assembled: Assembled) -> tuple[dict[str, int], dict[str, int]]:
@@ -88,9 +87,16 @@ def test_the_redo_adds_nothing_to_the_main_loop():
 
 def test_partials_that_span_two_slots_are_promoted_half_as_often():
     """128 products an iteration; the promotion stands in a branch that every second iteration takes."""
-    mix, products = loop(build("sm_90a", "hybrid, max_k = 128")[1])
+    slots = {"block": (128, 256, 64), "stages": 3, "transport": "cp_async", "prefetch": 0, "opt_level": 1}
+    mix, products = loop(build("sm_90a", "hybrid, max_k = 128", **slots)[1])
     assert products == {"HMMA.16816.F16": 128, "HMMA.1688.F32": 32}
     assert mix["BRA"] >= 2
+
+
+def test_a_slot_of_128_elements_is_promoted_once():
+    slots = {"block": (128, 256, 128), "stages": 2, "transport": "tma", "opt_level": 1}
+    _, products = loop(build("sm_90a", "hybrid, max_k = 128", **slots)[1])
+    assert products == {"HMMA.16816.F16": 256, "HMMA.1688.F32": 32}
 
 
 def test_size_of_the_text():
