@@ -232,13 +232,16 @@ def test_no_template(stages: int, carried: bool, landing: str, order: str, seed:
 @settings(max_examples=50, deadline=None)
 @given(cases())
 def test_rings_that_live_together_lie_apart(case: Case):
-    """Fields are where their layout wants them, and only outbound rings share bytes with others."""
+    """Fields are where their layout wants them, only outbound rings share bytes with others, mbarriers lie behind them all."""
     halves = apply(case.level2(), LowerTile())
-    for module in (apply(halves, AllocateShared()), apply(halves, PlaceRoles(), LowerTransport(), AllocateShared())):
+    forms = [
+        (PlaceRoles(mode), LowerTransport(kind)) for mode in ("unified", "specialized") for kind in ("auto", "plain")
+    ]
+    for module in (apply(halves, *form, AllocateShared()) for form in ((), *forms)):
         for kernel in module.walk():
             if not isinstance(kernel, KernelOp):
                 continue
-            spans = []
+            spans, barriers = [], []
             for ring in (op for op in kernel.block.ops if isinstance(op, async_copy.PipelineOp)):
                 start, slot = ring.base.value.data, ring.slot_bytes.value.data
                 spans.append((start, start + slot * ring.stages.value.data, ring.outbound is not None))
@@ -253,8 +256,12 @@ def test_rings_that_live_together_lie_apart(case: Case):
                     free = at + layout.size_bytes
                 assert start % 1024 == 0
                 assert free <= slot
-            total = kernel.attributes["emmy.shared_bytes"].value.data
-            assert max(end for _, end, _ in spans) == total
+                bases = [base.value.data for base in (ring.full_base, ring.empty_base) if base is not None]
+                barriers += [base + 8 * stage for base in bases for stage in range(ring.stages.value.data)]
+            total = max(end for _, end, _ in spans)
+            # One word after the other.
+            assert sorted(barriers) == [total + 8 * number for number in range(len(barriers))]
+            assert kernel.attributes["emmy.shared_bytes"].value.data == total + 8 * len(barriers)
             inbound = sorted((s, e) for s, e, out in spans if not out)
             assert all(end <= start for (_, end), (start, _) in pairwise(inbound))
             # One result leaves after all operands have been read: it costs nothing unless it is the largest.
