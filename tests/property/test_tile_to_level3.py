@@ -37,6 +37,9 @@ Order = st.sampled_from(level3.ORDERS)
 Seed = st.integers(0, 2**16)
 
 
+MODES = ("unified", "specialized")
+
+
 @dataclass(frozen=True)
 class Case:
     """A product with a chain of elementwise ops behind it, and the schedule of its kernel."""
@@ -222,7 +225,7 @@ def test_no_template(stages: int, carried: bool, landing: str, order: str, seed:
     expected = level2.run_module(before, "f", arrays)
     forms = [apply(before, LowerTile(), DoubleBufferFragments(), VerifyPipelines())]
     if not carried:
-        forms.append(apply(forms[0], PlaceRoles(), LowerTransport(), AllocateShared()))
+        forms += [apply(forms[0], PlaceRoles(mode), LowerTransport(), AllocateShared()) for mode in MODES]
     for module in forms:
         got = level3.run_module(module, "f", arrays, landing=landing, order=order, seed=seed)
         for one, other in zip(got, expected, strict=True):
