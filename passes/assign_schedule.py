@@ -107,7 +107,10 @@ class AssignSchedule(ModulePass):
         if pinned is None:
             *batch, m, n = tensor_type(matmul.result).get_shape()
             sizes = _static((m,)), _static((n,)), _static(batch)
-            schedule = self.override(choose_schedule(target, *sizes, epilogue, self.promote or policy.max_k.data))
+            schedule = choose_schedule(target, *sizes, epilogue, self.promote or policy.max_k.data)
+            if policy.overflow.data == "redo":
+                schedule = replace(schedule, unroll=1)  # the text already holds every product a second time
+            schedule = self.override(schedule)
         elif isinstance(pinned, ScheduleAttr):
             schedule = pinned.data
         else:
