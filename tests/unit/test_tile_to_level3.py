@@ -86,7 +86,7 @@ ERRORS = {
         "%r = tile.fill 0.0 : f16 : !tile.tile<1x64xf16>\n"
         "tile.store %r, %c[%z, %z] : !tile.tile<1x64xf16>, !tile.view<64x64xf16>",
         SCHEDULE,
-        "lower-tile stores tiles that have several rows and columns",
+        "kernels store tiles of two dimensions, neither of them 1; got 1x64",
     ),
     "rank 3": (
         "%r = tile.fill 0.0 : f16 : !tile.tile<2x64x64xf16>",
