@@ -152,6 +152,38 @@ def test_other_schedules(schedule: dict[str, object], roles: str):
 
 
 @pytest.mark.parametrize("roles", FORMS)
+@pytest.mark.parametrize(
+    ("transport", "shape", "element", "epilogue"),
+    [
+        ("tma", "104x72", "f16", "shared"),
+        ("tma", "104x72", "f32", "direct"),
+        ("tma", "1x72", "f32", "shared"),
+        ("tma", "72", "f16", "direct"),
+        ("auto", "104x1", "f16", "shared"),  # a column: rows of 2 bytes are copied by threads
+        ("auto", "104x1", "f32", "direct"),
+    ],
+)
+def test_an_epilogue_with_another_operand(transport: str, shape: str, element: str, epilogue: str, roles: str):
+    types = f"%a: tensor<104x64xf16>, %b: tensor<72x64xf16>, %v: tensor<{shape}x{element}>"
+    text = f"""func.func @mm({types}) -> tensor<104x72xf16> {{
+      %y = tensor_op.matmul %a, %b transpose_b : (tensor<104x64xf16>, tensor<72x64xf16>) -> tensor<104x72xf32>
+      %z = tensor_op.map add %y, %v : (tensor<104x72xf32>, tensor<{shape}x{element}>) -> tensor<104x72xf32>
+      %w = tensor_op.map relu %z : (tensor<104x72xf32>) -> tensor<104x72xf32>
+      %o = tensor_op.cast %w : tensor<104x72xf32> to tensor<104x72xf16>
+      func.return %o : tensor<104x72xf16>
+    }}"""
+    schedule = {**SMALL, "transport": transport, "roles": roles, "epilogue": epilogue}
+    module = emmy.compile(text, target="sm_90a", schedule=schedule)
+    by_threads = re.search(r"cp\.async\.c[ag]\.|ld\.global", module.ptx) is not None
+    assert by_threads == (transport == "auto")
+    a, b = operands((104, 72, 64), "nt", "f16")
+    v = np.random.default_rng(5).integers(-9, 9, [int(s) for s in shape.split("x")]).astype(DTYPES[element])
+    (c,), _ = run_on_emulator(module.portable_artefact, "mm", (a, b, v))
+    sums = a.astype(np.float64) @ b.astype(np.float64).T + v.astype(np.float64)
+    np.testing.assert_array_equal(c, np.maximum(sums, 0).astype(np.float16))
+
+
+@pytest.mark.parametrize("roles", FORMS)
 @pytest.mark.parametrize("unroll", [2, 3, 5])
 @pytest.mark.parametrize("k", [32, 96, 200, 416])
 def test_unrolled_loops_and_what_is_left(k: int, unroll: int, roles: str):
