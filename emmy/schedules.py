@@ -400,8 +400,10 @@ def choose_schedule(
     def time(candidate: Candidate) -> float:
         block_m, block_n, _ = candidate.schedule.block
         tiles = -(-rows // block_m) * -(-columns // block_n) * (1 if batch is None else batch)
-        wave = target.sms * candidate.resident
-        return -(-tiles // wave) * candidate.resident * block_m * block_n / candidate.rate
+        full, rest = divmod(tiles, target.sms * candidate.resident)
+        # CTAs that share an SM share its tensor cores too: a full wave of them takes as long as that many of single ones.
+        units = full * candidate.resident + -(-rest // target.sms)
+        return units * block_m * block_n / candidate.rate
 
     def fits(schedule: Schedule) -> bool:
         return problem_on_target(schedule, target, epilogue) is None
