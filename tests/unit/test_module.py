@@ -149,13 +149,13 @@ def reason(text: str = MATMUL, target: str = "sm_90a", **options) -> str:
 def test_reasons():
     static = MATMUL.replace("?", "4096").replace("192", "4096")
     assert reason(static).startswith(
-        "row 1 of 5 of the table of sm_90a, whose waves take least time; 512 CTAs are 4 waves"
+        "row 1 of 6 of the table of sm_90a, whose waves take least time; 1024 CTAs are 8 waves"
     )
     assert "97 % full" in reason(static)
     small = MATMUL.replace("?", "128")
-    assert reason(small).startswith("row 5 of 5 of the table of sm_90a")
+    assert reason(small).startswith("row 6 of 6 of the table of sm_90a")
     assert reason(small).endswith("; 6 CTAs are 1 wave of 132 SMs, 5 % full")
-    assert reason(small, schedule={"stages": 3}).startswith("row 5 of 5")
+    assert reason(small, schedule={"stages": 3}).startswith("row 6 of 6")
     assert "with stages from options" in reason(small, schedule={"stages": 3})
     assert reason(small, schedule=SCHEDULE).startswith(
         "options choose the block, with block, warps, stages from options"
