@@ -31,7 +31,7 @@ from emmy.dialects import async_copy, mma, tile
 from emmy.dialects.ptx import KernelOp
 from emmy.errors import EmmyError
 from emmy.locations import location_of
-from emmy.lowering.ptx_addresses import SharedAddresses, make_view, parameter_kinds
+from emmy.lowering.ptx_addresses import ANYWHERE, SharedAddresses, make_view, parameter_kinds
 from emmy.lowering.ptx_arithmetic import BINARY, COMPARISONS
 from emmy.lowering.ptx_builder import Builder, Number
 from emmy.lowering.ptx_copies import Copies
@@ -321,16 +321,17 @@ class KernelLowering(EventLowering):
 
     def store_global(self, op: mma.StoreGlobalOp) -> None:
         """`st.global`. Without a schedule nothing is known of the CTA's tile, and every element is checked."""
-        block = self.schedule.block[:2] if self.schedule else (1 << 30, 1 << 30)
+        block = self.schedule.block if self.schedule else (ANYWHERE,) * 3
         self.builder.comment("fragments to global memory")
         values, view = self.registers(op.value), self.views[op.view]
-        self.fragments.store_global(op, values, view, self.offsets(op.indices), block)
+        self.fragments.store_global(op, values, view, self.tile_offset(op.indices), block)
 
     def load_global(self, op: mma.LoadGlobalOp) -> None:
-        """`ld.global`"""
+        """`ld.global`. Without a schedule nothing is known of the CTA's tile, and every element is checked."""
+        block = self.schedule.block if self.schedule else (ANYWHERE,) * 3
         view, transposed = self.views[op.view], op.transposed is not None
         self.builder.comment("a fragment from global memory")
-        self.values[op.result] = self.fragments.load_global(op, view, self.offsets(op.indices), transposed)
+        self.values[op.result] = self.fragments.load_global(op, view, self.tile_offset(op.indices), transposed, block)
 
     def fill(self, op: mma.FillOp) -> None:
         """Constants"""

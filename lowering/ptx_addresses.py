@@ -304,6 +304,22 @@ class BoxAddresses:
         return GlobalAddress(base, immediate)
 
 
+ANYWHERE = 1 << 30
+"""The `box` of `room` for one that may begin anywhere: no size is a multiple of it, so every element is checked."""
+
+
+@dataclass(frozen=True)
+class TileOffset:
+    """Where a tile begins in a view: element offsets, and a number that provably divides each (0 for 0)."""
+
+    indices: Sequence[Number]
+    divisors: Sequence[int]
+
+    def step(self, axis: int, extent: int) -> int:
+        """The extent, where the tile provably begins at a multiple of it; else `ANYWHERE`."""
+        return extent if self.divisors[axis] % extent == 0 else ANYWHERE
+
+
 def room(builder: Builder, size: Number, box: int, *offsets: Number) -> Number | None:
     """How many elements there are from the sum of `offsets` to `size` (negative beyond), or None if the whole box is inside.
 
@@ -315,6 +331,26 @@ def room(builder: Builder, size: Number, box: int, *offsets: Number) -> Number |
     for offset in sorted(offsets, key=builder.depth):
         left = builder.sub(left, offset)
     return left
+
+
+def room_of_fragment(
+    builder: Builder,
+    view: View,
+    at: TileOffset,
+    extents: Sequence[int],
+    tile_: Sequence[int],
+    thread: Sequence[Number],
+) -> list[Number | None]:
+    """`room` in rows and columns of one thread's elements of a fragment.
+
+    extents: of the fragment. tile_: of the CTA's tile that it is a part of, and that begins at a multiple of that. A part may
+    lie beyond the view as a whole, so what counts is whether tiles end where the view does, not whether fragments do.
+    """
+    return [
+        room(builder, view.sizes[axis], tile_[axis] if at.step(axis, extents[axis]) != ANYWHERE else ANYWHERE, *offsets)
+        for axis in (-2, -1)
+        for offsets in ((at.indices[axis], thread[axis]),)
+    ]
 
 
 def inside(builder: Builder, left: Number | None, step: int, here: bool = False) -> Condition:

@@ -16,7 +16,16 @@ from xdsl.dialects.builtin import i32
 from xdsl.ir import Block, SSAValue
 
 from emmy.layout.shared import SWIZZLE_PERIOD_ROWS, SharedLayout
-from emmy.lowering.ptx_addresses import BoxAddresses, SharedAddress, SharedAddresses, SharedField, View, inside, room
+from emmy.lowering.ptx_addresses import (
+    BoxAddresses,
+    SharedAddress,
+    SharedAddresses,
+    SharedField,
+    TileOffset,
+    View,
+    inside,
+    room,
+)
 from emmy.lowering.ptx_builder import Builder, Condition, Number
 
 LOADS: dict[int, str] = {2: "b16", 4: "b32", 8: "v2_b32", 16: "v4_b32"}
@@ -82,11 +91,9 @@ class Copies:
         self.tid = tid
         self.guard: Condition = True
 
-    def cp_async(
-        self, view: View, indices: Sequence[Number], field: SharedField, slot: Number, chunk_bytes: int
-    ) -> None:
+    def cp_async(self, view: View, at: TileOffset, field: SharedField, slot: Number, chunk_bytes: int) -> None:
         """Global to shared with `cp.async`; bytes beyond the view's bounds become zeros without being read."""
-        box = Box(self, view, indices, field, slot, chunk_bytes)
+        box = Box(self, view, at, field, slot, chunk_bytes)
         name = f"cp_async_{'cg' if chunk_bytes == 16 else 'ca'}_{chunk_bytes}"
         for step in box.map.passes:
             to, from_ = box.shared_address(step), box.addresses.address(step.row, step.column)
@@ -100,13 +107,11 @@ class Copies:
             suffix = "" if size == chunk_bytes else "_zfill"
             self.builder.emit(name + suffix, operands, (to.immediate, from_.immediate))
 
-    def plain_copy(
-        self, view: View, indices: Sequence[Number], field: SharedField, slot: Number, chunk_bytes: int
-    ) -> None:
+    def plain_copy(self, view: View, at: TileOffset, field: SharedField, slot: Number, chunk_bytes: int) -> None:
         """Global to shared through registers; elements beyond the view's bounds become zeros."""
 
         def copy(first_row: Number, passes: Sequence[Pass]) -> None:
-            box = Box(self, view, indices, field, slot, chunk_bytes, first_row)
+            box = Box(self, view, at, field, slot, chunk_bytes, first_row)
             for batch in _batches(passes):
                 loaded = [self._load(box, step) for step in batch]
                 for step, values in zip(batch, loaded, strict=True):
@@ -131,13 +136,11 @@ class Copies:
             operands += [self.builder.constant(0, type_) for type_ in self.builder.result_types(name)]
         return self.builder.emit(name, operands, (immediate,)).results
 
-    def plain_store(
-        self, view: View, indices: Sequence[Number], field: SharedField, slot: Number, chunk_bytes: int
-    ) -> None:
+    def plain_store(self, view: View, at: TileOffset, field: SharedField, slot: Number, chunk_bytes: int) -> None:
         """Shared to global through registers; elements beyond the view's bounds are not stored."""
 
         def copy(first_row: Number, passes: Sequence[Pass]) -> None:
-            box = Box(self, view, indices, field, slot, chunk_bytes, first_row)
+            box = Box(self, view, at, field, slot, chunk_bytes, first_row)
             for batch in _batches(passes):
                 loaded: list[Sequence[SSAValue]] = []
                 for step in batch:
@@ -185,7 +188,7 @@ class Box:
         self,
         copies: Copies,
         view: View,
-        indices: Sequence[Number],
+        at: TileOffset,
         field: SharedField,
         slot: Number,
         chunk_bytes: int,
@@ -198,11 +201,11 @@ class Box:
         self.field, self.slot, self.chunk_bytes = field, slot, chunk_bytes
         self.map = map_threads(builder, field.layout, chunk_bytes, copies.threads, copies.tid)
         thread = (builder.add(self.map.row, first_row), self.map.column)
-        self.addresses = BoxAddresses(builder, view, indices, thread)
+        self.addresses = BoxAddresses(builder, view, at.indices, thread)
         rows, columns = field.layout.rows, field.layout.cols
         flat = view.rank == 1
-        self.rows_left = None if flat else room(builder, view.sizes[-2], rows, indices[-2], *thread[:1])
-        self.columns_left = room(builder, view.sizes[-1], columns, indices[-1], self.map.column)
+        self.rows_left = None if flat else room(builder, view.sizes[-2], at.step(-2, rows), at.indices[-2], *thread[:1])
+        self.columns_left = room(builder, view.sizes[-1], at.step(-1, columns), at.indices[-1], self.map.column)
         self.here = len(self.map.passes) > HOISTED
 
     def shared_address(self, step: Pass) -> SharedAddress:

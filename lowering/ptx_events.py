@@ -207,19 +207,19 @@ class EventLowering(LoweredValues):
         """`cp.async` of a box."""
         field, slot = self.place(op.slot, op.field.data)
         self.builder.comment(f"cp.async into @{async_copy.ring_name(op.slot)}.{op.field.data}")
-        self.copies.cp_async(self.views[op.view], self.offsets(op.indices), field, slot, op.bytes.value.data)
+        self.copies.cp_async(self.views[op.view], self.tile_offset(op.indices), field, slot, op.bytes.value.data)
 
     def plain_copy(self, op: async_copy.PlainCopyOp) -> None:
         """Loads and stores of a box, into shared memory."""
         field, slot = self.place(op.slot, op.field.data)
         self.builder.comment(f"load into @{async_copy.ring_name(op.slot)}.{op.field.data}")
-        self.copies.plain_copy(self.views[op.view], self.offsets(op.indices), field, slot, op.bytes.value.data)
+        self.copies.plain_copy(self.views[op.view], self.tile_offset(op.indices), field, slot, op.bytes.value.data)
 
     def plain_store(self, op: async_copy.PlainStoreOp) -> None:
         """Loads and stores of a box, out of shared memory."""
         field, slot = self.place(op.slot, op.field.data)
         self.builder.comment(f"store from @{async_copy.ring_name(op.slot)}.{op.field.data}")
-        self.copies.plain_store(self.views[op.view], self.offsets(op.indices), field, slot, op.bytes.value.data)
+        self.copies.plain_store(self.views[op.view], self.tile_offset(op.indices), field, slot, op.bytes.value.data)
 
     def commit_group(self, op: async_copy.CommitGroupOp) -> None:
         """`cp.async.commit_group`"""

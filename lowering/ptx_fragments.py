@@ -24,10 +24,11 @@ from emmy.lowering.ptx_addresses import (
     BoxAddresses,
     SharedAddresses,
     SharedField,
+    TileOffset,
     View,
     inside,
     lane_expression,
-    room,
+    room_of_fragment,
 )
 from emmy.lowering.ptx_builder import Builder, Number
 from emmy.lowering.ptx_elementwise import FUNCTIONS
@@ -246,17 +247,16 @@ class Fragments:
     # ---- global memory -----------------------------------------------------------------------------------------------
 
     def store_global(
-        self, op: mma.StoreGlobalOp, registers: Registers, view: View, indices: Sequence[Number], block: Sequence[int]
+        self, op: mma.StoreGlobalOp, registers: Registers, view: View, at: TileOffset, block: Sequence[int]
     ) -> None:
-        """A c fragment straight to a view; block: rows and columns of the CTA's tile, at whose multiples fragments begin."""
+        """A c fragment straight to a view; block: rows and columns of the CTA's tile (see `room_of_fragment`)."""
         b, shape = self.builder, shape_of(op.value.type)
         if shape.place != "c" or 1 in (shape.rows, shape.cols) or view.rank < 2 or shape.dtype not in FLOAT_DTYPES:
             raise EmmyError(f"no instruction stores the fragment {op.value.type} to global memory", location_of(op))
         lanes = self.accumulator_lanes(shape)
-        box = BoxAddresses(b, view, indices, lanes)
-        rows_left = room(b, view.sizes[-2], block[0], indices[-2], lanes[0])
-        columns_left = room(b, view.sizes[-1], block[1], indices[-1], lanes[1])
-        pairs = self._stored_in_pairs(view, indices)
+        box = BoxAddresses(b, view, at.indices, lanes)
+        rows_left, columns_left = room_of_fragment(b, view, at, (shape.rows, shape.cols), block[:2], lanes)
+        pairs = self._stored_in_pairs(view, at.indices)
         coordinates = element_coordinates(shape.rows, shape.cols, shape.place, shape.atom)
         for number, (row, col) in enumerate(coordinates[::2]):
             values, name = self._stored(shape, registers, number, pairs)
@@ -266,22 +266,26 @@ class Fragments:
                 guards = [] if guard is True else [b.predicate(guard)]
                 b.emit(name, (address.register, *operands, *guards), (address.immediate,))
 
-    def load_global(self, op: mma.LoadGlobalOp, view: View, indices: Sequence[Number], transposed: bool) -> Registers:
-        """A packed fragment straight from a view, two elements a register; zeros beyond the bounds."""
+    def load_global(
+        self, op: mma.LoadGlobalOp, view: View, at: TileOffset, transposed: bool, block: Sequence[int]
+    ) -> Registers:
+        """A packed fragment straight from a view, two elements a register; zeros beyond the bounds.
+
+        block: rows, columns and depth of the CTA's tile (see `room_of_fragment`).
+        """
         b, shape = self.builder, shape_of(op.result.type)
         if not shape.packed or 1 in (shape.rows, shape.cols) or view.rank < 2:
             raise EmmyError(f"no instruction loads the fragment {op.result.type} from global memory", location_of(op))
         row, column = self.accumulator_lanes(shape)  # of the first element, in all places
+        tile, extents = (block[0] if shape.place == "a" else block[1], block[2]), (shape.rows, shape.cols)
         lanes = (column, row) if transposed else (row, column)
-        extents = (shape.cols, shape.rows) if transposed else (shape.rows, shape.cols)
-        box = BoxAddresses(b, view, indices, lanes)
-        left = [
-            self._room_of_fragment(size, extent, index, lane)
-            for size, extent, index, lane in zip(view.sizes[-2:], extents, indices[-2:], lanes, strict=True)
-        ]
-        pairs = not transposed and self._stored_in_pairs(view, indices)
+        if transposed:
+            tile, extents = tile[::-1], extents[::-1]
+        box = BoxAddresses(b, view, at.indices, lanes)
+        left = room_of_fragment(b, view, at, extents, tile, lanes)
+        pairs = not transposed and self._stored_in_pairs(view, at.indices)
         coordinates = element_coordinates(shape.rows, shape.cols, shape.place, shape.atom)
-        places = [(at[::-1] if transposed else at) for at in coordinates]
+        places = [(place[::-1] if transposed else place) for place in coordinates]
         loaded: dict[int, SSAValue] = {}
         for number in sorted(range(0, len(places), 2 if pairs else 1), key=places.__getitem__):
             at_row, at_column = places[number]
@@ -294,11 +298,6 @@ class Fragments:
         if pairs:
             return [loaded[number] for number in range(0, len(places), 2)]
         return self._pair_up([loaded[number] for number in range(len(places))])
-
-    def _room_of_fragment(self, size: Number, extent: int, index: Number, lane: Number) -> Number | None:
-        """`room` of a fragment that begins anywhere; only where it provably begins at a multiple of its extent, size decides."""
-        aligned = extent & (extent - 1) == 0 and self.builder.multiple(index) % extent == 0
-        return room(self.builder, size, extent if aligned else 1 << 30, index, lane)
 
     def _stored_in_pairs(self, view: View, indices: Sequence[Number]) -> bool:
         """Whether neighbouring columns of a view are 4 bytes at a multiple of 4 that is inside as a whole or not at all."""

@@ -14,8 +14,10 @@ from xdsl.dialects.builtin import f32, i1, i32
 from xdsl.ir import SSAValue
 
 from emmy.dialects.async_copy import CursorType
+from emmy.lowering.ptx_addresses import TileOffset
 from emmy.lowering.ptx_builder import Builder, Condition, Number
 from emmy.lowering.ptx_fragments import Registers
+from emmy.passes.alignment import divisor
 
 Pair = tuple[Number, Number]
 """A cursor or a slot of a ring with mbarriers."""
@@ -93,6 +95,10 @@ class LoweredValues:
     def offsets(self, indices: Sequence[SSAValue]) -> list[Number]:
         """Element offsets."""
         return [self.number(index) for index in indices]
+
+    def tile_offset(self, indices: Sequence[SSAValue]) -> TileOffset:
+        """Where a tile begins, and what is known of that."""
+        return TileOffset(self.offsets(indices), [divisor(index) for index in indices])
 
     def offsets_in(self, indices: Sequence[SSAValue]) -> tuple[Number, Number]:
         """Element offsets in a field as (row, column)."""

@@ -161,3 +161,31 @@ def test_trip_counts_around_the_number_of_stages(stages: int, trips: int):
     for landing in ("late", "early", "random"):
         (result,), _ = run_on_emulator(module.portable_artefact, "mm", arguments, landing=landing)
         assert np.array_equal(result, expected)
+
+
+SHIFTED = {
+    "rows of a load": ("tile.load %a[%m, %k]", "tile.load %a[%moved, %k]", "%m"),
+    "columns of a load": ("tile.load %a[%m, %k]", "tile.load %a[%m, %moved]", "%k"),
+    "rows of a store": ("%c[%m, %n]", "%c[%moved, %n]", "%m"),
+    "columns of a store": ("%c[%m, %n]", "%c[%m, %moved]", "%n"),
+}
+
+
+@pytest.mark.parametrize("by", [1, 8])
+@pytest.mark.parametrize("where", SHIFTED)
+@pytest.mark.parametrize("how", [("cp_async", "shared"), ("plain", "direct")])
+def test_a_tile_that_begins_anywhere_ends_at_the_views_bounds(how: tuple[str, str], where: str, by: int):
+    """Text of level 2 may move a tile's window: whole tiles in the view's size say nothing about such tiles."""
+    product = Product(64, 64, 64, "f16", "f16", "f32", False, True, (), False)
+    schedule = {"block": (32, 32, 32), "warps": (1, 1), "stages": 2, "transport": how[0], "epilogue": how[1]}
+    old, new, index = SHIFTED[where]
+    lines = emmy.compile(product.text(), "sm_89", schedule=schedule).ir("tile").splitlines()
+    at = next(number for number, line in enumerate(lines) if old in line)
+    moved = [f"%by = arith.constant {by} : index", f"%moved = arith.addi {index}, %by : index"]
+    text = "\n".join([*lines[:at], *moved, lines[at].replace(old, new), *lines[at + 1 :]])
+    arguments = product.arguments(0)
+    (expected,) = level2.run_module(parse_module(text, "edited"), "mm", arguments)
+    module = emmy.compile(text, "sm_89")
+    (result,), _ = run_on_emulator(module.portable_artefact, "mm", arguments)
+    written = (slice(by * ("rows of a store" in where), None), slice(by * ("columns of a store" in where), None))
+    assert np.array_equal(result[written], expected[written])

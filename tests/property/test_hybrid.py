@@ -220,6 +220,28 @@ def test_a_partial_that_overflows_is_summed_again(
         assert lost[level].sum() <= (8 if (level, promotion) == ("emulator", "identity") else 1), level
 
 
+@pytest.mark.parametrize("transposed", [False, True])
+@pytest.mark.parametrize("sizes", [(16, 48, 16), (48, 16, 80), (16, 16, 48), (80, 80, 16)])
+def test_the_redo_reads_nothing_beyond_sizes_that_fragments_divide_and_tiles_do_not(
+    sizes: tuple[int, int, int], transposed: bool
+):
+    """Fragments of 16 rows and of a k-step of 16 fit into such sizes, and a tile of 32 has some that lie wholly beyond: they
+    were read, as the next row's elements or out of bounds."""
+    for schedule in (SMALL, SMALL | {"warps": (1, 1)}):
+        product = Product(
+            sizes,
+            "hybrid, overflow = redo",
+            tuple(schedule.items()),
+            transpose_a=transposed,
+            transpose_b=transposed,
+        )
+        arrays = integers(product)
+        b = arrays[1].T if transposed else arrays[1]  # K x N
+        b[0], b[-1] = 3, 3
+        arrays[0][0, 0], arrays[0][-1, -1] = 60000, 60000
+        np.testing.assert_array_equal(run_levels(product, arrays)["emulator"], product.reference(arrays))
+
+
 def test_an_infinite_input_stays_infinite_after_the_redo():
     product = Product((32, 32, 64), "hybrid, overflow = redo")
     arrays = integers(product)
