@@ -7,13 +7,16 @@ from dataclasses import dataclass
 
 from xdsl.context import Context
 from xdsl.dialects import arith, scf
-from xdsl.dialects.builtin import IndexType, ModuleOp, i1
+from xdsl.dialects.builtin import IndexType, IntegerAttr, ModuleOp, i1, i64
 from xdsl.ir import Block, Operation, SSAValue
 from xdsl.passes import ModulePass
 
 from emmy.dialects import async_copy, mma, tile
 from emmy.passes.emitter import Emitter
 from emmy.passes.prefetch_fragments import constant
+
+UNROLLED = "emmy.unrolled"
+"""Attribute of a `tile.kernel`: how many steps of its main loops are in one body."""
 
 LESS_THAN = (2, 6)
 """`slt` and `ult` among the predicates of `arith.cmpi`; sizes are never negative."""
@@ -27,7 +30,8 @@ class UnrollLoops(ModulePass):
     Acts on innermost loops of placed and lowered kernels that take slots and compute products. `factor` comes from the
     schedule (`unroll`) where it is not given; 1 leaves the loop alone. Guarantees: conditions `k + c < bound` of the loop
     ("is there more to copy?") hold in every step of the unrolled body and are gone from it; the remainder loop has them. A loop
-    that is known not to fill one body stays as it is.
+    that is known not to fill one body stays as it is. A kernel that has been through this says so (`emmy.unrolled`, the factor)
+    and is left alone, so that text that was printed after this pass compiles to what it would have become.
 
     Why: where the factor is a multiple of the stages, the slot of each step is known when `lower-to-ptx` meets it, and
     addresses are immediates; only the phase is carried.
@@ -48,8 +52,11 @@ class UnrollLoops(ModulePass):
             if isinstance(kernel, tile.KernelOp):
                 scheduled = kernel.schedule.data.unroll if kernel.schedule else 1
                 factor = scheduled if self.factor is None else self.factor
+                if factor == 1 or UNROLLED in kernel.attributes:
+                    continue
+                kernel.attributes[UNROLLED] = IntegerAttr(factor, i64)
                 for loop in [o for o in kernel.walk() if isinstance(o, scf.ForOp)]:
-                    if factor > 1 and is_main_loop(loop):
+                    if is_main_loop(loop):
                         unroll(loop, factor)
 
 

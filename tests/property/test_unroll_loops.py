@@ -75,3 +75,14 @@ def test_no_bit_changes(
     assert results[0].tobytes() == results[1].tobytes()
     exact = arguments[0].astype(np.float64) @ arguments[1].astype(np.float64).T
     np.testing.assert_allclose(results[0].astype(np.float64), exact, rtol=2e-3, atol=2e-3)
+
+
+def test_text_printed_after_the_pass_is_not_unrolled_again() -> None:
+    """What follows the pass is `lower-to-ptx` alone, so that text meets clean-up passes once more, and may get shorter."""
+    schedule = {"block": [32, 32, K_TILE], "warps": [1, 1], "stages": 2, "unroll": 2}
+    for k, dynamic in ((12 * K_TILE, False), (0, True)):
+        module = emmy.compile(text(k, dynamic), "sm_90a", schedule=schedule)
+        products = module.ptx.count("mma.sync")
+        again = emmy.compile(module.ir("unroll-loops"), "sm_90a")
+        assert 0 < again.ptx.count("mma.sync") <= products
+        assert emmy.compile(module.ir("cse"), "sm_90a").ptx == module.ptx
