@@ -12,6 +12,7 @@ from xdsl.ir import Block, Operation, SSAValue
 from xdsl.passes import ModulePass
 
 from emmy.dialects import async_copy, mma, tile
+from emmy.errors import EmmyError
 from emmy.passes.emitter import Emitter
 from emmy.passes.prefetch_fragments import constant
 
@@ -48,6 +49,8 @@ class UnrollLoops(ModulePass):
     factor: int | None = None
 
     def apply(self, ctx: Context, op: ModuleOp) -> None:
+        if self.factor is not None and self.factor < 1:
+            raise EmmyError(f"unroll-loops puts 1 or more steps into a body, got {self.factor}")
         for kernel in list(op.walk()):
             if isinstance(kernel, tile.KernelOp):
                 scheduled = kernel.schedule.data.unroll if kernel.schedule else 1

@@ -5,6 +5,7 @@ emulator agrees. The data are no integers: an order of sums that changed would s
 from __future__ import annotations
 
 import numpy as np
+import pytest
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
@@ -86,3 +87,10 @@ def test_text_printed_after_the_pass_is_not_unrolled_again() -> None:
         again = emmy.compile(module.ir("unroll-loops"), "sm_90a")
         assert 0 < again.ptx.count("mma.sync") <= products
         assert emmy.compile(module.ir("cse"), "sm_90a").ptx == module.ptx
+
+
+def test_a_body_holds_one_step_or_more() -> None:
+    module = parse_module(emmy.compile(text(K_TILE, False), "sm_90a").ir("cse"), "lowered.mlir")
+    for factor in (0, -3):
+        with pytest.raises(emmy.EmmyError, match=f"1 or more steps into a body, got {factor}"):
+            UnrollLoops(factor).apply(make_context(), module)
