@@ -138,8 +138,8 @@ def _check_types(op: Operation) -> None:
             raise EmmyError(f"kernels work on f16, bf16 and f32 tensors, got {tensor}", location_of(op))
         if any(size > MAX_SIZE for size in tensor.get_shape()):
             raise EmmyError(f"a dimension of {tensor} is over {MAX_SIZE}, the largest 32-bit size", location_of(op))
-    if not tensor_type(op.results[0]).get_shape():
-        raise EmmyError(f"kernels work on tensors of rank 1 and more, got {op.results[0].type}", location_of(op))
+        if not tensor.get_shape():
+            raise EmmyError(f"kernels work on tensors of rank 1 and more, got {tensor}", location_of(op))
 
 
 def _fresh(name: str, names: set[str]) -> str:
