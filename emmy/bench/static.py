@@ -48,6 +48,12 @@ ROWS: dict[str, tuple[Mapping[str, Any], ...]] = {
 }
 """Target -> the schedules to show; each with every policy. sm_89 has no TMA."""
 
+TILES: dict[str, Mapping[str, Any]] = {
+    "sm_90a": {"block": (128, 256, 64), "warps": (2, 4), "stages": 3, "unroll": 1, "partials": "auto"},
+}
+"""Target -> the tile of all its loops, where the table's was measured for one transport and one policy: loops of one tile
+can be compared, and registers hold all of them."""
+
 
 def rows() -> Iterator[Record]:
     """A record for every target, schedule and policy."""
@@ -89,6 +95,7 @@ def row(target: str, schedule: Mapping[str, Any], policy: str) -> Record:
 
 def compiled(target: str, schedule: Mapping[str, Any], policy: str, depth: int) -> CompiledModule:
     """The product with `depth` contraction elements; the schedule that is chosen does not depend on it."""
+    schedule = {**TILES.get(target, {}), **schedule}
     text = MATMUL.format(m=SIZE, n=SIZE, k=depth, t="f16")
     return compile_module(text, target, accumulate=policy, schedule=schedule)
 

@@ -16,6 +16,8 @@ INTRODUCTION = """
 Kernels of a 4096^3 product, assembled by ptxas 13.0 for cards that were not at hand (`sm_89`: RTX 4090, `sm_120a`: RTX 5090)
 and for the one that was (`sm_90a`: H200). Counted is the hottest loop of the SASS, for each 128 *useful* tensor instructions:
 products of m16n8k16, which is a k-tile of 64 for a warp tile of 64x64; promotions by a product with an identity count apart.
+Tiles are those of the target's table; on sm_90a, whose table has another for each transport and policy, all loops are those of
+tiles of 128x256 and three slots, not unrolled, so that they compare.
 
 * *integer* is address arithmetic and loop control on vector and uniform registers, *convert, add* is promotion, *sync* are
   barriers, mbarriers, fences and waits, *fillers* are NOPs and instructions that are predicated off for good, which ptxas prints
