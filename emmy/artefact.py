@@ -136,7 +136,8 @@ class Artefact:
     """Compiled kernels for one target. `resources` maps kernel names to what the assembler reported.
 
     `kernels` says, by kernel name, what a report shows beside that: its `image`, the assembler's `opt_level`, the fields
-    of its `schedule`, and the `reason` for that schedule. Nothing in it is needed to run the kernels.
+    of its `schedule`, the `reason` for that schedule, a `remark` where a policy could not be followed.
+    Nothing in it is needed to run the kernels.
     """
 
     target: str

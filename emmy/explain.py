@@ -10,7 +10,7 @@ from dataclasses import asdict, fields
 from math import prod
 from typing import Any
 
-from xdsl.dialects.builtin import ModuleOp
+from xdsl.dialects.builtin import ModuleOp, StringAttr
 
 from emmy.dialects import tile
 from emmy.dialects.common import DYNAMIC
@@ -42,7 +42,10 @@ def schedule_reasons(module: ModuleOp, pinned: set[MatmulOp], options: Options) 
 
 
 def kernel_schedules(module: ModuleOp, reasons: Places, complete: bool) -> dict[str, dict[str, Any]]:
-    """`schedule` (its fields) and `reason` of each `tile.kernel`, by name. `complete`: whether the text was at level 1."""
+    """`schedule` (its fields), `reason` and, where there is one, `remark` of each `tile.kernel`, by name.
+
+    `complete`: whether the text was at level 1.
+    """
     found: dict[str, dict[str, Any]] = {}
     for kernel in module.body.block.ops:
         if isinstance(kernel, tile.KernelOp) and kernel.schedule is not None:
@@ -51,6 +54,9 @@ def kernel_schedules(module: ModuleOp, reasons: Places, complete: bool) -> dict[
             schedule: dict[str, Any] = asdict(kernel.schedule.data)
             schedule |= {name: list(schedule[name]) for name in ("block", "warps")}  # as JSON has them
             found[kernel.sym_name.data] = {"schedule": schedule, "reason": reason}
+            remark = kernel.attributes.get("emmy.remark")
+            if isinstance(remark, StringAttr):
+                found[kernel.sym_name.data]["remark"] = remark.data
     return found
 
 

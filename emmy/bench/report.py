@@ -238,7 +238,10 @@ def add(directory: Path, spec: str) -> None:
     name, equals, file = spec.partition("=")
     if not equals or not name.replace("_", "").isalnum():
         raise EmmyError(f"--add takes NAME=FILE with a name of letters, digits and _, got '{spec}'")
-    write_stripped(read_records(Path(file)), directory / f"{name}.jsonl")
+    records = read_records(Path(file))
+    if not any(record["kind"] == "case" and record.get("ok") for record in records):
+        raise EmmyError(f"'{file}' holds no case that succeeded; nothing is kept")
+    write_stripped(records, directory / f"{name}.jsonl")
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -70,6 +70,7 @@ def run(args: argparse.Namespace) -> int:
         opt_level=args.opt_level,
         entry=args.entry,
     )
+    print_remarks(module)
     if args.output is not None:
         write_output(module, args.output, args.level)
     elif args.level or not args.report:
@@ -80,6 +81,13 @@ def run(args: argparse.Namespace) -> int:
         for kernel, used in resources(module).items():
             print(f"{kernel}: {used}", file=sys.stderr)
     return 0
+
+
+def print_remarks(module: CompiledModule) -> None:
+    """On stderr: what the compiler did otherwise than the options or the module asked, a line a kernel."""
+    for name, kernel in module.portable_artefact.kernels.items():
+        if "remark" in kernel:
+            print(f"remark: {name}: {kernel['remark']}", file=sys.stderr)
 
 
 def write_output(module: CompiledModule, output: str, level: str | None) -> None:

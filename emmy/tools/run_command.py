@@ -15,7 +15,7 @@ from emmy.compiler import CompiledModule, compile
 from emmy.errors import EmmyError
 from emmy.module import runs_on_gpu
 from emmy.progress import Progress
-from emmy.tools.compile_command import add_compile_options, add_report_option, print_report
+from emmy.tools.compile_command import add_compile_options, add_report_option, print_remarks, print_report
 from emmy.tools.inputs import choose_entry, flops, parse_shapes, random_arrays, resolve_shapes
 
 EMULATED_FLOPS_PER_SECOND = 5e7
@@ -59,12 +59,14 @@ def run(args: argparse.Namespace) -> int:
     """Compile, run, report."""
     start = time.perf_counter()
     module = compile(Path(args.file), args.target, accumulate=args.accumulate, opt_level=args.opt_level)
+    seconds = time.perf_counter() - start
+    print_remarks(module)
     entry = choose_entry(module.entries, args.entry)
     spec = module.portable_artefact.entry(entry)
     shapes = resolve_shapes(spec, parse_shapes(args.shape, spec))
     arrays = random_arrays(spec, shapes, args.random, "normal")
     inputs = ", ".join(f"{name}: {describe(array)}" for name, array in zip(shapes, arrays, strict=True))
-    print(f"{entry}({inputs}) compiled for {module.target} in {time.perf_counter() - start:.2f} s")
+    print(f"{entry}({inputs}) compiled for {module.target} in {seconds:.2f} s")
     on_gpu = args.device == "cuda" or (args.device == "auto" and runs_on_gpu(module.target))
     work = flops(spec, shapes)
     results = run_on_gpu(module, entry, arrays) if on_gpu else emulate(module, entry, arrays, work)

@@ -41,6 +41,29 @@ def run(capsys: pytest.CaptureFixture[str], *argv: object) -> tuple[int, str, st
     return code, captured.out, captured.err
 
 
+BF16 = """func.func @m(%a: tensor<64x64xbf16>, %b: tensor<64x64xbf16>) -> tensor<64x64xbf16> {
+  %c = tensor_op.matmul %a, %b : (tensor<64x64xbf16>, tensor<64x64xbf16>) -> tensor<64x64xbf16>
+  func.return %c : tensor<64x64xbf16>
+}
+"""
+
+
+@pytest.mark.parametrize("command", [["compile"], ["run", "--device", "emulator"]])
+def test_a_policy_that_cannot_be_followed_is_remarked(
+    command: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    """bf16 products have no f16 accumulator: they stay f32, and the user is told."""
+    path = tmp_path / "m.mlir"
+    path.write_text(BF16)
+    code, _, err = run(capsys, command[0], path, *command[1:], "--accumulate", "hybrid")
+    assert code == 0
+    assert err == (
+        "remark: m_kernel: accumulate<hybrid> of the module needs f16 operands; this product of bf16 stays f32\n"
+    )
+    code, _, err = run(capsys, command[0], path, *command[1:])
+    assert (code, err) == (0, "")
+
+
 # ---- compile ---------------------------------------------------------------------------------------------------------
 
 
