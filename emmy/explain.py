@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from dataclasses import asdict, fields
 from math import prod
-from typing import Any
+from typing import Any, cast
 
 from xdsl.dialects.builtin import ModuleOp, StringAttr
+from xdsl.ir import Operation
 
-from emmy.dialects import tile
+from emmy.dialects import async_copy, tile
 from emmy.dialects.common import DYNAMIC
 from emmy.dialects.tensor_op import MatmulOp, accumulation_policy, tensor_type
 from emmy.dialects.tile import ScheduleAttr
@@ -42,7 +43,7 @@ def schedule_reasons(module: ModuleOp, pinned: set[MatmulOp], options: Options) 
 
 
 def kernel_schedules(module: ModuleOp, reasons: Places, complete: bool) -> dict[str, dict[str, Any]]:
-    """`schedule` (its fields), `reason` and, where there is one, `remark` of each `tile.kernel`, by name.
+    """`schedule` (its fields), `reason`, `copies` and, where there is one, `remark` of each lowered `tile.kernel`, by name.
 
     `complete`: whether the text was at level 1.
     """
@@ -53,10 +54,31 @@ def kernel_schedules(module: ModuleOp, reasons: Places, complete: bool) -> dict[
             reason = reasons.get(location_of(kernel), given)
             schedule: dict[str, Any] = asdict(kernel.schedule.data)
             schedule |= {name: list(schedule[name]) for name in ("block", "warps")}  # as JSON has them
-            found[kernel.sym_name.data] = {"schedule": schedule, "reason": reason}
+            found[kernel.sym_name.data] = {"schedule": schedule, "reason": reason, "copies": _copies(kernel)}
             remark = kernel.attributes.get("emmy.remark")
             if isinstance(remark, StringAttr):
                 found[kernel.sym_name.data]["remark"] = remark.data
+    return found
+
+
+COPIES: dict[type[Operation], str] = {
+    async_copy.TmaLoadOp: "tma",
+    async_copy.CpAsyncOp: "cp_async",
+    async_copy.PlainCopyOp: "plain",
+    async_copy.TmaStoreOp: "tma",
+    async_copy.PlainStoreOp: "plain",
+}
+"""Event -> the transport that it is."""
+
+
+def _copies(kernel: tile.KernelOp) -> dict[str, str]:
+    """How each field of a ring is moved: `ab.a` -> `tma`. A tensor that TMA cannot move shows here as what it takes instead."""
+    found: dict[str, str] = {}
+    for op in kernel.walk():
+        transport = COPIES.get(type(op))
+        if transport is not None:
+            copy = cast(async_copy.TmaLoadOp, op)
+            found[f"{async_copy.ring_name(copy.slot)}.{copy.field.data}"] = transport
     return found
 
 

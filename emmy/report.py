@@ -29,7 +29,8 @@ class KernelReport:
     registers, spill_bytes (stored and loaded) and stack_bytes are per thread, shared_bytes per CTA (static and dynamic),
     None where no assembler ran. grids: CTAs of each launch, as expressions over the arguments' sizes. occupancy: CTAs and
     warps an SM holds at a time. main_loop: SASS opcode -> count, most frequent first; None without cubin or nvdisasm.
-    ptx_instructions: of the whole kernel. schedule: its fields; reason: why these.
+    ptx_instructions: of the whole kernel. schedule: its fields; reason: why these. copies: how each field of a ring is moved
+    (`tma`, `cp_async`, `plain`), which a schedule's `transport = auto` leaves to the tensors.
     """
 
     name: str
@@ -45,6 +46,7 @@ class KernelReport:
     ptx_instructions: int | None
     schedule: dict[str, Any] | None
     reason: str | None
+    copies: dict[str, str] | None
 
     def __str__(self) -> str:
         rows = [("launch", f"{' and '.join(self.grids) or 'no'} CTAs of {self.threads} threads")]
@@ -66,6 +68,8 @@ class KernelReport:
             rows.append(("schedule", ", ".join(f"{name} = {value}" for name, value in self.schedule.items())))
         if self.reason is not None:
             rows.append(("reason", self.reason))
+        if self.copies:
+            rows.append(("copies", ", ".join(f"{field} by {transport}" for field, transport in self.copies.items())))
         return "\n".join([self.name, *(f"  {label:10} {text}" for label, text in rows)])
 
 
@@ -122,6 +126,7 @@ def _kernel(artefact: Artefact, name: str, launches: list[LaunchSpec], listings:
         ptx_instructions=count_ptx(artefact.images[image].ptx, name),
         schedule=notes.get("schedule"),
         reason=notes.get("reason"),
+        copies=notes.get("copies"),
     )
 
 

@@ -146,6 +146,23 @@ def reason(text: str = MATMUL, target: str = "sm_90a", **options) -> str:
     return kernel.reason
 
 
+@pytest.mark.parametrize(
+    ("k", "target", "transport"),
+    [(64, "sm_90a", "tma"), (68, "sm_90a", "cp_async"), (67, "sm_90a", "plain"), (64, "sm_89", "cp_async")],
+)
+def test_reports_say_how_tensors_are_copied(k: int, target: str, transport: str):
+    """Rows of 136 bytes are no multiple of 16, which TMA wants; rows of 134 are none of 4, which cp.async wants."""
+    a, c = f"tensor<64x{k}xf16>", "tensor<64x64xf16>"
+    text = (
+        f"func.func @m(%a: {a}, %b: {a}) -> {c} {{\n"
+        f"  %c = tensor_op.matmul %a, %b transpose_b : ({a}, {a}) -> {c}\n  func.return %c : {c}\n}}\n"
+    )
+    (kernel,) = make_report(emmy.compile(text, target, verify_each=False).portable_artefact).kernels
+    assert kernel.copies is not None
+    assert {kernel.copies["ab.a"], kernel.copies["ab.b"]} == {transport}
+    assert f"ab.a by {transport}" in str(kernel)
+
+
 def test_reasons():
     static = MATMUL.replace("?", "4096").replace("192", "4096")
     assert reason(static).startswith(
