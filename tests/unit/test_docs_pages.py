@@ -92,6 +92,7 @@ def checkout(tmp_path: Path) -> Path:
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(ROOT / name, tmp_path / name)
     (tmp_path / "tests" / "filecheck" / "passes").mkdir()
+    shutil.copytree(DOCS / "examples", tmp_path / "docs" / "examples", dirs_exist_ok=True)
     return tmp_path
 
 
