@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from math import gcd
 
 from xdsl.dialects import arith, scf
-from xdsl.dialects.builtin import IntegerAttr
 from xdsl.ir import Block, SSAValue
 
 from emmy.dialects import tile
 from emmy.dialects.common import DYNAMIC
+from emmy.passes.constants import constant
 
 WIDEST = 16
 """Bytes: the widest vector access, and what every base pointer is aligned to by contract."""
@@ -28,8 +28,9 @@ def _divisor(value: SSAValue, assumed: tuple[SSAValue, ...]) -> int:
     owner = value.owner
     if isinstance(owner, Block):
         return _loop_divisor(value, owner, assumed)
-    if isinstance(owner, arith.ConstantOp) and isinstance(owner.value, IntegerAttr):
-        return abs(owner.value.value.data)
+    known = constant(value)
+    if known is not None:
+        return abs(known)
     if isinstance(owner, tile.GridOp):
         return owner.get_blocks()[list(owner.offsets).index(value)]  # pyright: ignore[reportArgumentType]
     if isinstance(owner, scf.ForOp):

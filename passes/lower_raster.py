@@ -12,6 +12,7 @@ from xdsl.ir import Operation, SSAValue
 from xdsl.passes import ModulePass
 
 from emmy.dialects import tile
+from emmy.passes.constants import constant
 from emmy.passes.emitter import Emitter
 
 Number = int | SSAValue
@@ -170,9 +171,10 @@ def grouped(do: Arithmetic, at: Number, rows: Number, columns: Number, group: in
 
 def known(value: SSAValue) -> Number:
     """A value as a number where its op says it: a constant, or a static dimension of a view."""
+    number = constant(value)
+    if number is not None:
+        return number
     op = value.owner
-    if isinstance(op, arith.ConstantOp) and isinstance(op.value, IntegerAttr):
-        return op.value.value.data
     if isinstance(op, tile.DimOp) and isinstance(op.source.type, tile.ViewType):
         size = op.source.type.get_shape()[op.axis.value.data]
         return value if size == tile.DYNAMIC else size

@@ -15,6 +15,7 @@ from xdsl.ir import Block, Operation, Region, SSAValue
 
 from emmy.dialects import async_copy as ac
 from emmy.dialects.tile import KernelOp
+from emmy.passes.constants import constant
 from emmy.passes.emitter import Emitter
 from emmy.passes.occupancy import Issue, Plan, Supply, plan_issues
 from emmy.passes.protocol import equivalent, fail, is_cursor, pipelines_of, ring_of, steps
@@ -36,13 +37,6 @@ class Stream:
         block = self.acquire.parent_block()
         assert block is not None
         return block
-
-
-def _constant(value: SSAValue) -> int | None:
-    owner = value.owner
-    if isinstance(owner, arith.ConstantOp) and isinstance(owner.value, IntegerAttr):
-        return owner.value.value.data
-    return None
 
 
 def _acquires(op: Operation) -> list[ac.AcquireOp]:
@@ -404,21 +398,21 @@ class _Level:
         return more, index
 
     def _times(self, step: SSAValue, count: int, emit: Emitter) -> SSAValue:
-        known = _constant(step)
+        known = constant(step)
         if known is not None:
             return emit.value(arith.ConstantOp(IntegerAttr(known * count, INDEX)))
         factor = emit.value(arith.ConstantOp(IntegerAttr(count, INDEX)))
         return emit.value(arith.MuliOp(step, factor))
 
     def _add(self, one: SSAValue, other: SSAValue, emit: Emitter) -> SSAValue:
-        a, b = _constant(one), _constant(other)
+        a, b = constant(one), constant(other)
         if a is not None and b is not None:
             return emit.value(arith.ConstantOp(IntegerAttr(a + b, INDEX)))
         return one if b == 0 else emit.value(arith.AddiOp(one, other))
 
     def _less(self, index: SSAValue, ub: SSAValue, emit: Emitter) -> SSAValue | None:
         """`index < ub`, or None where both are known and it is so."""
-        a, b = _constant(index), _constant(ub)
+        a, b = constant(index), constant(ub)
         if a is not None and b is not None and a < b:
             return None
         return emit.value(arith.CmpiOp(index, ub, "ult"))

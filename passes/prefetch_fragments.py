@@ -7,12 +7,13 @@ from dataclasses import dataclass
 
 from xdsl.context import Context
 from xdsl.dialects import arith, scf
-from xdsl.dialects.builtin import IndexType, IntegerAttr, ModuleOp
+from xdsl.dialects.builtin import IndexType, ModuleOp
 from xdsl.ir import Attribute, Block, Operation, Region, SSAValue
 from xdsl.passes import ModulePass
 from xdsl.traits import is_side_effect_free
 
 from emmy.dialects import async_copy, mma, tile
+from emmy.passes.constants import constant
 from emmy.passes.delay_copies import CP_ASYNC, TMA, is_copy
 from emmy.passes.emitter import Emitter
 
@@ -186,14 +187,6 @@ def static_trips(loop: scf.ForOp) -> int | None:
         return None
     lower, upper, step = (b for b in bounds if b is not None)
     return max(-(-(upper - lower) // step), 0)
-
-
-def constant(value: SSAValue) -> int | None:
-    """The integer that a value is known to be."""
-    owner = value.owner
-    if isinstance(owner, arith.ConstantOp) and isinstance(owner.value, IntegerAttr):
-        return owner.value.value.data
-    return None
 
 
 def emit_rotated(emit: Emitter, loop: scf.ForOp, plan: Rotation) -> list[SSAValue]:

@@ -18,6 +18,7 @@ from emmy.atoms import get_atom
 from emmy.dialects import mma, tile
 from emmy.errors import EmmyError
 from emmy.locations import location_of
+from emmy.passes.constants import constant
 from emmy.passes.emitter import Emitter
 from emmy.schedules import Schedule
 
@@ -374,8 +375,9 @@ def behind(base: SSAValue, by: int) -> SSAValue:
     owner, block = base.owner, cast(Block, base.owner if isinstance(base.owner, Block) else base.owner.parent)
     emit = Emitter(block, owner if isinstance(owner, Operation) else None)
     emit.anchor = owner.next_op if isinstance(owner, Operation) else block.first_op
-    if isinstance(owner, arith.ConstantOp) and isinstance(owner.value, IntegerAttr):
-        return emit.value(arith.ConstantOp(IntegerAttr(owner.value.value.data + by, IndexType())))
+    known = constant(base)
+    if known is not None:
+        return emit.value(arith.ConstantOp(IntegerAttr(known + by, IndexType())))
     return emit.value(arith.AddiOp(base, emit.value(arith.ConstantOp(IntegerAttr(by, IndexType())))))
 
 

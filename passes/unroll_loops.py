@@ -13,8 +13,8 @@ from xdsl.passes import ModulePass
 
 from emmy.dialects import async_copy, mma, tile
 from emmy.errors import EmmyError
+from emmy.passes.constants import constant
 from emmy.passes.emitter import Emitter
-from emmy.passes.prefetch_fragments import constant
 
 UNROLLED = "emmy.unrolled"
 """Attribute of a `tile.kernel`: how many steps of its main loops are in one body."""
