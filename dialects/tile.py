@@ -87,6 +87,9 @@ from emmy.schedules import SCHEDULE_FIELDS, Schedule
 
 Index = IndexType()
 
+ALIGNMENTS = (0, 1, 2, 4, 8, 16)
+"""Bytes that a view may promise; 0 for no promise. 16 is the widest access, and what TMA needs."""
+
 
 @irdl_attr_definition
 class TileType(ParametrizedAttribute, TypeAttribute):
@@ -126,18 +129,24 @@ class ViewType(ParametrizedAttribute, TypeAttribute):
     """`!tile.view<?x3840xf16>`: a tensor in global memory that knows its bounds.
 
     Without `strides` it is row-major and contiguous (strides follow from the sizes); `strides [?, 1]` gives them in
-    elements, `?` being a kernel parameter.
+    elements, `?` being a kernel parameter. `align 16` promises that the address, the bytes of a row (the size of the last
+    dimension) and the strides of all other dimensions are multiples of 16 bytes. Without it nothing is known of `?` rows and
+    strides, and the address is a multiple of the widest access that the kernel makes.
     """
 
     name = "tile.view"
     shape: ArrayAttr[IntAttr]
     element_type: Attribute
     strides: ArrayAttr[IntAttr] | NoneAttr
+    align: IntAttr
 
     @staticmethod
-    def get(shape: Sequence[int], element_type: Attribute, strides: Sequence[int] | None = None) -> ViewType:
-        """The type from plain sizes and strides (elements)."""
-        return ViewType(int_array(shape), element_type, NoneAttr() if strides is None else int_array(strides))
+    def get(
+        shape: Sequence[int], element_type: Attribute, strides: Sequence[int] | None = None, align: int = 0
+    ) -> ViewType:
+        """The type from plain sizes, strides (elements) and alignment (bytes, 0: not stated)."""
+        given = NoneAttr() if strides is None else int_array(strides)
+        return ViewType(int_array(shape), element_type, given, IntAttr(align))
 
     def get_shape(self) -> tuple[int, ...]:
         """Sizes, outermost first; DYNAMIC for `?`."""
@@ -159,16 +168,22 @@ class ViewType(ParametrizedAttribute, TypeAttribute):
             raise VerifyException("a view has sizes of 0 or more, or `?`")
         if isinstance(self.strides, ArrayAttr) and len(self.strides.data) != len(self.shape.data):
             raise VerifyException("a view has one stride for each dimension")
+        if self.align.data not in ALIGNMENTS:
+            raise VerifyException(f"a view is aligned to 1, 2, 4, 8 or 16 bytes, got {self.align.data}")
 
     @classmethod
     def parse_parameters(cls, parser: AttrParser) -> Sequence[Attribute]:
         strides: ArrayAttr[IntAttr] | NoneAttr = NoneAttr()
+        align = 0
         with parser.in_angle_brackets():
             shape, element = parser.parse_ranked_shape()
-            if parser.parse_optional_punctuation(",") is not None:
-                parser.parse_keyword("strides")
-                strides = int_array(parse_int_list(parser))
-        return (int_array(shape), element, strides)
+            while parser.parse_optional_punctuation(",") is not None:
+                if align == 0 and parser.parse_optional_keyword("align") is not None:
+                    align = parser.parse_integer(allow_boolean=False, allow_negative=False)
+                else:
+                    parser.parse_keyword("strides")
+                    strides = int_array(parse_int_list(parser))
+        return (int_array(shape), element, strides, IntAttr(align))
 
     def print_parameters(self, printer: Printer) -> None:
         with printer.in_angle_brackets():
@@ -177,6 +192,8 @@ class ViewType(ParametrizedAttribute, TypeAttribute):
             if isinstance(self.strides, ArrayAttr):
                 printer.print_string(", strides ")
                 print_int_list(printer, self.get_strides())
+            if self.align.data:
+                printer.print_string(f", align {self.align.data}")
 
 
 @irdl_attr_definition
@@ -305,23 +322,92 @@ class LaunchOp(IRDLOperation):
         super().__init__(operands=[ctas, args], properties={"kernel": SymbolRefAttr(kernel)})
 
     def verify_(self) -> None:
-        module: Operation = self
-        while (parent := module.parent_op()) is not None:
-            module = parent
-        name = self.kernel.root_reference.data
-        kernel = None if module is self else find_kernel(module, name)
-        if kernel is None:
-            return
-        views = [cast(ViewType, v.type) for v in kernel.block.args]
-        if len(views) != len(self.args):
-            raise VerifyException(f"kernel @{name} takes {len(views)} view(s), got {len(self.args)} tensor(s)")
-        for tensor, view in zip((cast(TensorType[Attribute], a.type) for a in self.args), views, strict=True):
-            pairs = list(zip(tensor.get_shape(), view.get_shape(), strict=False))
-            fits = len(tensor.get_shape()) == len(view.get_shape()) and all(
-                t == v or DYNAMIC in (t, v) for t, v in pairs
-            )
-            if not fits or tensor.element_type != view.element_type:
-                raise VerifyException(f"kernel @{name} takes a {view} here, got a {tensor}")
+        check_launched(self, self.kernel.root_reference.data, self.args)
+
+
+def check_launched(op: Operation, name: str, args: Sequence[SSAValue]) -> None:
+    """The tensors fit the views of kernel `name`, if it is a `tile.kernel` of the op's module."""
+    module = op
+    while (parent := module.parent_op()) is not None:
+        module = parent
+    kernel = None if module is op else find_kernel(module, name)
+    if kernel is None:
+        return
+    views = [cast(ViewType, v.type) for v in kernel.block.args]
+    if len(views) != len(args):
+        raise VerifyException(f"kernel @{name} takes {len(views)} view(s), got {len(args)} tensor(s)")
+    for tensor, view in zip((cast(TensorType[Attribute], a.type) for a in args), views, strict=True):
+        pairs = list(zip(tensor.get_shape(), view.get_shape(), strict=False))
+        fits = len(tensor.get_shape()) == len(view.get_shape()) and all(t == v or DYNAMIC in (t, v) for t, v in pairs)
+        if not fits or tensor.element_type != view.element_type:
+            raise VerifyException(f"kernel @{name} takes a {view} here, got a {tensor}")
+
+
+@irdl_op_definition
+class DispatchOp(IRDLOperation):
+    """Run the first of several kernels whose views the tensors are, as they lie in memory at the call.
+
+    `tile.dispatch [@fast[%ctas], @any[%more]] (%a, %c) : tensor<..>, tensor<..>`: all kernels compute the same, each with
+    its own number of CTAs; what they want differs in their view types. A view without strides takes a row-major tensor, static
+    strides take those, `?` strides any; `align` wants what it promises (`!tile.view`). The choice is made on the host, from
+    shapes, strides and addresses; a call that fits none is an error. Tensors that a kernel stores to are changed in place.
+    """
+
+    name = "tile.dispatch"
+    kernels = prop_def(ArrayAttr[SymbolRefAttr])
+    ctas = var_operand_def(IndexType)
+    args = var_operand_def(TensorType)
+    irdl_options = (AttrSizedOperandSegments(as_property=True),)
+
+    def __init__(self, kernels: Sequence[str], ctas: Sequence[SSAValue], args: Sequence[SSAValue]):
+        symbols = ArrayAttr([SymbolRefAttr(name) for name in kernels])
+        super().__init__(operands=[ctas, args], properties={"kernels": symbols})
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The kernels, the preferred one first."""
+        return tuple(kernel.root_reference.data for kernel in self.kernels)
+
+    @classmethod
+    def parse(cls, parser: Parser) -> DispatchOp:
+        def one() -> tuple[str, SSAValue]:
+            name = parser.parse_symbol_name().data
+            with parser.in_square_brackets():
+                return name, parser.parse_operand(Index)
+
+        kernels = parser.parse_comma_separated_list(parser.Delimiter.SQUARE, one)
+        args = parser.parse_comma_separated_list(parser.Delimiter.PAREN, parser.parse_unresolved_operand)
+        attributes = parser.parse_optional_attr_dict()
+        parser.parse_punctuation(":")
+        types = parser.parse_comma_separated_list(parser.Delimiter.NONE, parser.parse_type) if args else []
+        operands = parser.resolve_operands(args, types, parser.pos)
+        op = cls([name for name, _ in kernels], [ctas for _, ctas in kernels], operands)
+        op.attributes = attributes
+        return op
+
+    def print(self, printer: Printer) -> None:
+        def one(kernel: tuple[str, SSAValue]) -> None:
+            printer.print_symbol_name(kernel[0])
+            with printer.in_square_brackets():
+                printer.print_ssa_value(kernel[1])
+
+        printer.print_string(" ")
+        with printer.in_square_brackets():
+            printer.print_list(list(zip(self.names, self.ctas, strict=True)), one)
+        printer.print_string(" ")
+        with printer.in_parens():
+            printer.print_list(self.args, printer.print_ssa_value)
+        printer.print_op_attributes(self.attributes)
+        printer.print_string(" : ")
+        printer.print_list(self.args, lambda arg: printer.print_attribute(arg.type))
+
+    def verify_(self) -> None:
+        if not self.kernels.data or len(self.kernels.data) != len(self.ctas):
+            raise VerifyException("dispatch chooses among one kernel or more, each with a number of CTAs")
+        if len(set(self.names)) != len(self.names):
+            raise VerifyException("dispatch names each kernel once")
+        for name in self.names:
+            check_launched(self, name, self.args)
 
 
 # ---- kernels ---------------------------------------------------------------------------------------------------------
@@ -706,6 +792,7 @@ Tile = Dialect(
         DimOp,
         AllocOp,
         LaunchOp,
+        DispatchOp,
         KernelOp,
         GridOp,
         CtaIdOp,

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import gcd
+from math import gcd, lcm, prod
 
 from xdsl.dialects import arith, scf
+from xdsl.dialects.builtin import NoneAttr
 from xdsl.ir import Block, SSAValue
 
 from emmy.dialects import tile
@@ -13,7 +14,7 @@ from emmy.dialects.common import DYNAMIC
 from emmy.passes.constants import constant
 
 WIDEST = 16
-"""Bytes: the widest vector access, and what every base pointer is aligned to by contract."""
+"""Bytes: the widest vector access."""
 
 
 def divisor(value: SSAValue) -> int:
@@ -57,21 +58,38 @@ def _loop_divisor(value: SSAValue, block: Block, assumed: tuple[SSAValue, ...]) 
     return gcd(_divisor(loop.iter_args[position - 1], assumed), _divisor(last.arguments[position - 1], assumed))
 
 
+def stride_divisors(view: tile.ViewType, element_bytes: int) -> list[int]:
+    """For each dimension but the last, a number of elements that provably divides its stride (0 for a stride of 0).
+
+    A stride that follows from `?` sizes is a multiple of the product of the known ones; `align` of the view promises more.
+    """
+    promised = max(view.align.data // element_bytes, 1)
+    shape, strides = view.get_shape(), view.get_strides()
+    implied = isinstance(view.strides, NoneAttr)
+    known: list[int] = []
+    for axis, stride in enumerate(strides[:-1]):
+        if stride == DYNAMIC:
+            stride = prod(size for size in shape[axis + 1 :] if size != DYNAMIC) if implied else 1
+        known.append(lcm(stride, promised))
+    return known
+
+
 def vector_bytes(view: tile.ViewType, indices: Sequence[SSAValue], box: Sequence[int], element_bytes: int) -> int:
     """The widest access, in bytes (a power of two from `element_bytes` to 16), for which no vector is misaligned or cut.
 
     The last dimension must be contiguous (stride 1); its offset, its size and the box's extent, and the stride of every
-    other dimension longer than 1, must be multiples of the vector. What is not known divides by 1: a `?` last size or a `?`
-    stride gives single elements.
+    other dimension longer than 1, must be multiples of the vector. Of a `?` last size, of `?` strides and of the address
+    is known what the view's `align` promises; without it, a `?` size divides by one element, and the address by anything.
     """
-    shape, strides = view.get_shape(), view.get_strides()
+    shape, strides, align = view.get_shape(), view.get_strides(), view.align.data
     if strides[-1] != 1 and shape[-1] != 1:
         return element_bytes
-    known = gcd(divisor(indices[-1]), box[-1], 1 if shape[-1] == DYNAMIC else shape[-1])
-    for size, stride in zip(shape[:-1], strides[:-1], strict=True):
+    promised = max(align // element_bytes, 1)
+    known = gcd(divisor(indices[-1]), box[-1], promised if shape[-1] == DYNAMIC else shape[-1])
+    for size, stride in zip(shape[:-1], stride_divisors(view, element_bytes), strict=True):
         if size != 1:
-            known = gcd(known, 1 if stride == DYNAMIC else stride)
-    width = WIDEST
+            known = gcd(known, stride)
+    width = min(WIDEST, align or WIDEST)
     while width > element_bytes and (known * element_bytes) % width:
         width //= 2
     return max(width, element_bytes)

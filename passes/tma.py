@@ -13,7 +13,7 @@ from emmy.dialects import async_copy as ac
 from emmy.dialects.common import DYNAMIC
 from emmy.dialects.tile import TileType, ViewType
 from emmy.layout import SharedLayout, shared_layout
-from emmy.passes.alignment import divisor
+from emmy.passes.alignment import divisor, stride_divisors
 
 STRIDE_BYTES = 16
 """Strides and the innermost offset of a tensor map are multiples of this (CUDA driver API, cuTensorMapEncodeTiled)."""
@@ -39,8 +39,8 @@ def field_bytes(tile: TileType) -> int:
 def tma_problem(op: ac.CopyOp | ac.StoreOp, certain: bool) -> str | None:
     """Why TMA cannot move the field of a copy or store, as the end of a sentence; None if it can.
 
-    The base pointer is 16-byte aligned by contract. Strides that follow from `?` sizes are a problem if it must be `certain` that
-    every call is legal; else they are left to the check at launch.
+    The base pointer is 16-byte aligned by contract. Strides that follow from `?` sizes, and that the view's `align` promises
+    nothing of, are a problem if it must be `certain` that every call is legal; else they are left to the check at launch.
     """
     tile, view = field_of(op), cast(ViewType, op.view.type)
     element = tile.element_type
@@ -55,11 +55,12 @@ def _view_problem(view: ViewType, element_bytes: int, certain: bool) -> str | No
         return f"the tensor has {len(strides)} dimensions, more than {MOST_DIMENSIONS}"
     if strides[-1] != 1:
         return "the tensor's last dimension is not contiguous"
-    for axis, stride in enumerate(strides[:-1]):
-        if stride == DYNAMIC and isinstance(view.strides, ArrayAttr):
+    if 0 < view.align.data < STRIDE_BYTES:
+        return f"the tensor is surely aligned to {view.align.data} bytes only, not to {STRIDE_BYTES}"
+    for stride, known in zip(strides, stride_divisors(view, element_bytes), strict=False):
+        explicit = stride == DYNAMIC and isinstance(view.strides, ArrayAttr)
+        if known * element_bytes % STRIDE_BYTES and explicit:
             return "a stride of the tensor is known at run time only"
-        # A stride that follows from `?` sizes is a multiple of the product of the known ones.
-        known = prod(size for size in view.get_shape()[axis + 1 :] if size != DYNAMIC) if stride == DYNAMIC else stride
         if known * element_bytes % STRIDE_BYTES and (stride != DYNAMIC or certain):
             shown = "not surely" if stride == DYNAMIC else f"{stride * element_bytes} bytes, not"
             return f"a stride of the tensor is {shown} a multiple of {STRIDE_BYTES}"
