@@ -129,17 +129,19 @@ class WarpOp(IRDLOperation):
 @irdl_op_definition
 class LoadOp(IRDLOperation):
     """A fragment from a field of a slot; `indices`: element offset in the field as stored. `transposed`: the field is stored
-    columns x rows relative to the fragment. PTX: ldmatrix (with .trans where `transposed` asks for it)."""
+    columns x rows relative to the fragment. PTX: ldmatrix (with .trans where `transposed` asks for it); with `in_place`
+    only a descriptor, for the products of asynchronous atoms that read the field where it lies."""
 
     name = "mma.load"
     slot = operand_def(SlotType)
     field = prop_def(StringAttr)
     indices = var_operand_def(IndexType)
     transposed = opt_prop_def(UnitAttr)
+    in_place = opt_prop_def(UnitAttr)
     result = result_def(FragmentType)
     traits = traits_def(MemoryReadEffect())
     assembly_format = (
-        "$slot `[` $field `]` `[` $indices `]` (`transposed` $transposed^)? attr-dict "
+        "$slot `[` $field `]` `[` $indices `]` (`transposed` $transposed^)? (`in_place` $in_place^)? attr-dict "
         "`:` type($slot) `->` type($result)"
     )
 
@@ -159,6 +161,10 @@ class LoadOp(IRDLOperation):
 
     def verify_(self) -> None:
         check_field(self, self.slot, self.field.data, len(self.indices), self.result.type)
+        if self.in_place is not None and not all(
+            isinstance(use.operation, IssueOp) and use.index < 2 for use in self.result.uses
+        ):
+            raise VerifyException("a fragment that is read in place is an operand a or b of mma.issue and nothing else")
 
 
 def check_field(op: IRDLOperation, slot: SSAValue, field: str, indices: int, fragment: FragmentType) -> None:
@@ -196,21 +202,34 @@ class StoreOp(IRDLOperation):
 
 @irdl_op_definition
 class StoreGlobalOp(IRDLOperation):
-    """Write a fragment straight to a view at element offsets `indices`; elements beyond the bounds are dropped."""
+    """Write a fragment straight to a view at element offsets `indices`; elements beyond the bounds are dropped.
+
+    `transposed`: columns x rows are written, so that R x 1 (a statistic of each row) goes to R neighbours in a view's last
+    dimension.
+    """
 
     name = "mma.store_global"
     value = operand_def(FragmentType)
     view = operand_def(ViewType)
     indices = var_operand_def(IndexType)
+    transposed = opt_prop_def(UnitAttr)
     traits = traits_def(MemoryWriteEffect())
-    assembly_format = "$value `->` $view `[` $indices `]` attr-dict `:` type($value) `->` type($view)"
+    assembly_format = (
+        "$value `->` $view `[` $indices `]` (`transposed` $transposed^)? attr-dict `:` type($value) `->` type($view)"
+    )
 
-    def __init__(self, value: SSAValue, view: SSAValue, indices: Sequence[SSAValue]):
-        super().__init__(operands=[value, view, indices])
+    def __init__(self, value: SSAValue, view: SSAValue, indices: Sequence[SSAValue], transposed: bool = False):
+        super().__init__(operands=[value, view, indices], properties={"transposed": UnitAttr() if transposed else None})
 
     def verify_(self) -> None:
         fragment = cast(FragmentType, self.value.type)
-        check_box(cast(ViewType, self.view.type), len(self.indices), fragment.get_shape(), fragment.element_type)
+        stored = fragment.get_shape()[::-1] if self.transposed is not None else fragment.get_shape()
+        check_box(cast(ViewType, self.view.type), len(self.indices), _used(stored), fragment.element_type)
+
+
+def _used(shape: Sequence[int]) -> Sequence[int]:
+    """The sizes of a box without a leading 1: what is stored to a view of rank 1."""
+    return shape[1:] if shape[0] == 1 else shape
 
 
 @irdl_op_definition
@@ -282,23 +301,100 @@ class MmaOp(IRDLOperation):
         super().__init__(operands=[a, b, c], result_types=[c.type], properties={"accumulate": accumulate})
 
     def verify_(self) -> None:
-        a, b, c = (cast(FragmentType, v.type) for v in (self.a, self.b, self.c))
-        for fragment, place in ((a, "a"), (b, "b"), (c, "c")):
-            if fragment.place.data != place:
-                raise VerifyException(
-                    f"operand {place} of mma is a fragment of place {place}, got {fragment.place.data}"
-                )
-        if a.get_shape()[1] != b.get_shape()[1]:
-            raise VerifyException(f"mma contracts K = {a.get_shape()[1]} of a with K = {b.get_shape()[1]} of b")
-        if c.get_shape() != (a.get_shape()[0], b.get_shape()[0]):
-            raise VerifyException(
-                f"mma of these operands gives {shape_text((a.get_shape()[0], b.get_shape()[0]))}, "
-                f"not {shape_text(c.get_shape())}"
-            )
-        if not a.atom == b.atom == c.atom:
-            raise VerifyException("mma wants fragments of one atom")
-        check_matmul_types(a.element_type, b.element_type, c.element_type)
-        check_accumulate(self.accumulate, a.element_type)
+        check_product(self.a, self.b, self.c)
+        check_accumulate(self.accumulate, cast(FragmentType, self.a.type).element_type)
+
+
+def check_product(*operands: SSAValue) -> None:
+    """The fragments a, b, c of a product fit each other. Raises VerifyException."""
+    a, b, c = (cast(FragmentType, v.type) for v in operands)
+    for fragment, place in ((a, "a"), (b, "b"), (c, "c")):
+        if fragment.place.data != place:
+            raise VerifyException(f"operand {place} of mma is a fragment of place {place}, got {fragment.place.data}")
+    if a.get_shape()[1] != b.get_shape()[1]:
+        raise VerifyException(f"mma contracts K = {a.get_shape()[1]} of a with K = {b.get_shape()[1]} of b")
+    if c.get_shape() != (a.get_shape()[0], b.get_shape()[0]):
+        raise VerifyException(
+            f"mma of these operands gives {shape_text((a.get_shape()[0], b.get_shape()[0]))}, "
+            f"not {shape_text(c.get_shape())}"
+        )
+    if not a.atom == b.atom == c.atom:
+        raise VerifyException("mma wants fragments of one atom")
+    check_matmul_types(a.element_type, b.element_type, c.element_type)
+
+
+# ---- asynchronous products: four warps issue one together, and wait for it later --------------------------------------
+
+
+@irdl_op_definition
+class FenceOp(IRDLOperation):
+    """What this warp wrote into registers before is there for the products that it issues from here on. PTX: wgmma.fence."""
+
+    name = "mma.fence"
+    assembly_format = "attr-dict"
+
+    def __init__(self):
+        super().__init__()
+
+
+@irdl_op_definition
+class IssueOp(IRDLOperation):
+    """`mma.mma` begun and not waited for: the result is in flight, and only another issue (as `c`) or a wait takes it.
+
+    The four warps of a warpgroup issue together; each fragment is one warp's share, 16 rows of 64. b is read in place, a
+    in place or from registers. PTX: wgmma.mma_async, one for each 256 columns or fewer.
+    """
+
+    ACC: ClassVar = VarConstraint("ACC", base(FragmentType))
+    name = "mma.issue"
+    a = operand_def(FragmentType)
+    b = operand_def(FragmentType)
+    c = operand_def(ACC)
+    result = result_def(ACC)
+    assembly_format = "$a `,` $b `,` $c attr-dict `:` `(` type($a) `,` type($b) `)` `->` type($result)"
+
+    def __init__(self, a: SSAValue, b: SSAValue, c: SSAValue):
+        super().__init__(operands=[a, b, c], result_types=[c.type])
+
+    def verify_(self) -> None:
+        check_product(self.a, self.b, self.c)
+        if cast(FragmentType, self.a.type).get_shape()[0] != 16:
+            raise VerifyException("mma.issue multiplies 16 rows of each warp, 64 of a warpgroup")
+        if not isinstance(self.b.owner, LoadOp) or self.b.owner.in_place is None:
+            raise VerifyException("operand b of mma.issue is read in place")
+        for use in self.result.uses:
+            if not (isinstance(use.operation, IssueOp) and use.index == 2) and not isinstance(use.operation, WaitOp):
+                raise VerifyException("the result of mma.issue is in flight: mma.wait for it first")
+
+
+@irdl_op_definition
+class CommitOp(IRDLOperation):
+    """The products issued since the last commit are one group, for `mma.wait`. PTX: wgmma.commit_group."""
+
+    name = "mma.commit"
+    assembly_format = "attr-dict"
+
+    def __init__(self):
+        super().__init__()
+
+
+@irdl_op_definition
+class WaitOp(IRDLOperation):
+    """Wait until at most `pending` groups are unfinished; `sum`, of a finished one, is passed on. PTX: wgmma.wait_group."""
+
+    ACC: ClassVar = VarConstraint("ACC", base(FragmentType))
+    name = "mma.wait"
+    pending = prop_def(IntegerAttr.constr(type=eq(i64)))
+    sum = operand_def(ACC)
+    result = result_def(ACC)
+    assembly_format = "$pending $sum attr-dict `:` type($result)"
+
+    def __init__(self, pending: int, sum_: SSAValue):
+        super().__init__(operands=[sum_], result_types=[sum_.type], properties={"pending": IntegerAttr(pending, i64)})
+
+    def verify_(self) -> None:
+        if self.pending.value.data < 0:
+            raise VerifyException(f"mma.wait leaves 0 or more groups pending, got {self.pending.value.data}")
 
 
 @irdl_op_definition
@@ -338,7 +434,11 @@ class MapOp(IRDLOperation):
 
 @irdl_op_definition
 class ReduceOp(IRDLOperation):
-    """Reduce the columns (axis 1) of a c fragment to R x 1, held by all lanes of a row (shuffles within four lanes)."""
+    """Reduce the columns (axis 1) of a c fragment to R x 1, held by all lanes of a row (shuffles within four lanes).
+
+    R x D, where D divides the columns, is a part of that: column i of the result is over the columns that are i modulo D.
+    With the 8 columns of an atom each lane adds up what it holds, and nothing is exchanged.
+    """
 
     name = "mma.reduce"
     kind = prop_def(ReduceKindAttr)
@@ -347,16 +447,17 @@ class ReduceOp(IRDLOperation):
     traits = traits_def(Pure())
     assembly_format = "$kind $arg attr-dict `:` type($arg) `->` type($result)"
 
-    def __init__(self, kind: ReduceKindAttr, arg: SSAValue):
+    def __init__(self, kind: ReduceKindAttr, arg: SSAValue, columns: int = 1):
         source = cast(FragmentType, arg.type)
-        shape = (source.get_shape()[0], 1)
+        shape = (source.get_shape()[0], columns)
         result = FragmentType.get(shape, source.element_type, source.place.data, source.atom.data)
         super().__init__(operands=[arg], result_types=[result], properties={"kind": kind})
 
     def verify_(self) -> None:
         source, result = cast(FragmentType, self.arg.type), self.result.type
-        if source.place.data != "c" or result.get_shape() != (source.get_shape()[0], 1):
-            raise VerifyException("reduce takes a c fragment of R x C to R x 1")
+        (rows, columns), (kept, left) = source.get_shape(), result.get_shape()
+        if source.place.data != "c" or kept != rows or columns % left:
+            raise VerifyException("reduce takes a c fragment of R x C to R x 1, or to R x D where D divides C")
 
 
 @irdl_op_definition
@@ -476,6 +577,10 @@ Mma = Dialect(
         LoadGlobalOp,
         FillOp,
         MmaOp,
+        FenceOp,
+        IssueOp,
+        CommitOp,
+        WaitOp,
         PromoteOp,
         MapOp,
         ReduceOp,
