@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from xdsl.dialects.builtin import DYNAMIC_INDEX, ArrayAttr, IntAttr
+from xdsl.dialects.builtin import DYNAMIC_INDEX, AnyFloat, ArrayAttr, IndexType, IntAttr, i1, i32
 from xdsl.dialects.utils import EnumAttribute
-from xdsl.ir import SpacedOpaqueSyntaxAttribute
+from xdsl.ir import Attribute, SpacedOpaqueSyntaxAttribute
 from xdsl.irdl import irdl_attr_definition
 from xdsl.parser import AttrParser
 from xdsl.printer import Printer
@@ -45,6 +45,13 @@ class MapKind(StrEnum):
     SELECT = "select"
 
 
+COMPARISONS = ("ge", "lt")
+"""The functions that may give i1."""
+
+INTEGER_KINDS = ("add", "sub", "mul", "max", "min", "neg", "abs", *COMPARISONS, "select")
+"""The functions that are defined on i32."""
+
+
 @irdl_attr_definition
 class MapKindAttr(EnumAttribute[MapKind], SpacedOpaqueSyntaxAttribute):
     """Which elementwise function a `map` applies."""
@@ -76,6 +83,30 @@ def check_map(kind: MapKindAttr, shapes: Sequence[Sequence[int]], result: Sequen
         padded = [1] * (len(result) - len(shape)) + list(shape)
         if len(shape) > len(result) or any(s not in (1, r) for s, r in zip(padded, result, strict=True)):
             raise VerifyException(f"operand of shape {shape_text(shape)} does not broadcast to {shape_text(result)}")
+
+
+def check_map_elements(kind: MapKindAttr, elements: Sequence[Attribute], result: Attribute) -> None:
+    """Check the element types of a `map` over tiles or fragments (an operand that is a scalar gives its own type).
+
+    Floats of any types mix, and give floats. i32 and index mix, and give i32. A comparison gives i1, of floats also a float
+    of 1 or 0. The condition of a select is i1 or a float. Raises VerifyException.
+    """
+    name = kind.data.value
+    if name == "select" and elements[0] == i1:
+        elements = elements[1:]
+    given = ", ".join(dict.fromkeys(map(str, elements)))
+    integers = all(e == i32 or isinstance(e, IndexType) for e in elements)
+    if not integers and not all(isinstance(e, AnyFloat) for e in elements):
+        raise VerifyException(f"map {name} takes floats, or integers of i32 and index, got {given}")
+    if integers and name not in INTEGER_KINDS:
+        raise VerifyException(f"map {name} is not for integers; {', '.join(INTEGER_KINDS)} are")
+    if name in COMPARISONS and result == i1:
+        return
+    if integers and (result != i32 or name in COMPARISONS):
+        raise VerifyException(f"map {name} of {given} gives {'i1' if name in COMPARISONS else 'i32'}, got {result}")
+    if not integers and not isinstance(result, AnyFloat):
+        wanted = "i1 or a float" if name in COMPARISONS else "a float"
+        raise VerifyException(f"map {name} of {given} gives {wanted}, got {result}")
 
 
 def shape_text(shape: Sequence[int]) -> str:

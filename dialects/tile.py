@@ -40,6 +40,7 @@ from xdsl.dialects.builtin import (
     SymbolRefAttr,
     TensorType,
     UnitAttr,
+    i32,
     i64,
 )
 from xdsl.ir import Attribute, Block, Dialect, Operation, ParametrizedAttribute, Region, SSAValue, TypeAttribute
@@ -77,6 +78,7 @@ from emmy.dialects.common import (
     MapKindAttr,
     ReduceKindAttr,
     check_map,
+    check_map_elements,
     int_array,
     parse_int_list,
     print_int_list,
@@ -602,6 +604,28 @@ class LoadOp(IRDLOperation):
 
 
 @irdl_op_definition
+class ReadOp(IRDLOperation):
+    """One i32 of a view as an index, the same for all threads: a length, an offset, the number of a page.
+
+    The element must be within the view's bounds.
+    """
+
+    name = "tile.read"
+    view = operand_def(ViewType)
+    indices = var_operand_def(IndexType)
+    result = result_def(IndexType)
+    traits = traits_def(MemoryReadEffect())
+    assembly_format = "$view `[` $indices `]` attr-dict `:` type($view)"
+
+    def __init__(self, view: SSAValue, indices: Sequence[SSAValue]):
+        super().__init__(operands=[view, indices], result_types=[Index])
+
+    def verify_(self) -> None:
+        view = cast(ViewType, self.view.type)
+        check_box(view, len(self.indices), (), i32)
+
+
+@irdl_op_definition
 class StoreOp(IRDLOperation):
     """Write a tile at element offsets `indices` of a view; elements beyond the view's bounds are dropped."""
 
@@ -693,7 +717,11 @@ class DotOp(IRDLOperation):
 
 @irdl_op_definition
 class MapOp(IRDLOperation):
-    """An elementwise function of tiles; sizes of 1 broadcast. Scalars (f32) may stand for whole tiles."""
+    """An elementwise function of tiles; sizes of 1 broadcast. Scalars (f32, or index with i32) may stand for whole tiles.
+
+    Of floats it is computed in f32 and rounded. Of i32 (`tile.coord`) it is exact, modulo 2^32. `ge` and `lt` give i1,
+    which is the condition of `select`.
+    """
 
     name = "tile.map"
     kind = prop_def(MapKindAttr)
@@ -708,6 +736,8 @@ class MapOp(IRDLOperation):
     def verify_(self) -> None:
         shapes = [a.type.get_shape() if isinstance(a.type, TileType) else () for a in self.args]
         check_map(self.kind, shapes, self.result.type.get_shape())
+        elements = [a.type.element_type if isinstance(a.type, TileType) else a.type for a in self.args]
+        check_map_elements(self.kind, elements, self.result.type.element_type)
 
 
 @irdl_op_definition
@@ -730,7 +760,11 @@ class CastOp(IRDLOperation):
 
 @irdl_op_definition
 class ReduceOp(IRDLOperation):
-    """Reduce one axis, which stays as a size of 1 (so that the result broadcasts against its source)."""
+    """Reduce one axis, which stays as a size of 1 (so that the result broadcasts against its source).
+
+    An axis may also be reduced in part, to a divisor D of its size: element i of the result is over the elements that are i
+    modulo D. In a loop that leaves to the threads what they hold, and the rest of the reduction to after the loop.
+    """
 
     name = "tile.reduce"
     kind = prop_def(ReduceKindAttr)
@@ -740,9 +774,9 @@ class ReduceOp(IRDLOperation):
     traits = traits_def(Pure())
     assembly_format = "$kind $arg `axis` $axis attr-dict `:` type($arg) `->` type($result)"
 
-    def __init__(self, kind: ReduceKindAttr, arg: SSAValue, axis: int):
+    def __init__(self, kind: ReduceKindAttr, arg: SSAValue, axis: int, left: int = 1):
         source = cast(TileType, arg.type)
-        shape = [1 if i == axis else s for i, s in enumerate(source.get_shape())]
+        shape = [left if i == axis else s for i, s in enumerate(source.get_shape())]
         super().__init__(
             operands=[arg],
             result_types=[TileType.get(shape, source.element_type)],
@@ -750,12 +784,52 @@ class ReduceOp(IRDLOperation):
         )
 
     def verify_(self) -> None:
+        axis, source, result = self.axis.value.data, cast(TileType, self.arg.type), self.result.type
+        sizes = source.get_shape()
+        if not isinstance(source.element_type, AnyFloat):
+            raise VerifyException(f"reduce works on tiles of floats, got {source}")
+        if not 0 <= axis < len(sizes):
+            raise VerifyException(f"axis {axis} of a tile of rank {len(sizes)}")
+        left = result.get_shape()[axis] if len(result.get_shape()) == len(sizes) else 1
+        shape = tuple(left if i == axis else s for i, s in enumerate(sizes))
+        if result != TileType.get(shape, source.element_type) or sizes[axis] % left:
+            whole = shape_text(tuple(1 if i == axis else s for i, s in enumerate(sizes)))
+            raise VerifyException(
+                f"reduce over axis {axis} gives {whole} of {source.element_type}, "
+                f"or a divisor of {sizes[axis]} in place of the 1; got {result}"
+            )
+
+
+@irdl_op_definition
+class SqueezeOp(IRDLOperation):
+    """The same elements without an axis of size 1: a statistic of each row as a tile of rank 1, to be stored."""
+
+    name = "tile.squeeze"
+    arg = operand_def(TileType)
+    axis = prop_def(IntegerAttr.constr(type=i64))
+    result = result_def(TileType)
+    traits = traits_def(Pure())
+    assembly_format = "$arg `axis` $axis attr-dict `:` type($arg) `->` type($result)"
+
+    def __init__(self, arg: SSAValue, axis: int):
+        source = cast(TileType, arg.type)
+        shape = [s for i, s in enumerate(source.get_shape()) if i != axis]
+        super().__init__(
+            operands=[arg],
+            result_types=[TileType.get(shape, source.element_type)],
+            properties={"axis": IntegerAttr(axis, i64)},
+        )
+
+    def verify_(self) -> None:
         axis, source = self.axis.value.data, cast(TileType, self.arg.type)
-        if not 0 <= axis < len(source.get_shape()):
-            raise VerifyException(f"axis {axis} of a tile of rank {len(source.get_shape())}")
-        shape = tuple(1 if i == axis else s for i, s in enumerate(source.get_shape()))
-        if self.result.type != TileType.get(shape, source.element_type):
-            raise VerifyException(f"reduce over axis {axis} gives {shape_text(shape)} of {source.element_type}")
+        shape = source.get_shape()
+        if len(shape) < 2 or not 0 <= axis < len(shape) or shape[axis] != 1:
+            raise VerifyException(
+                f"squeeze drops an axis of size 1 of a tile of rank 2 or more, got axis {axis} of {source}"
+            )
+        wanted = TileType.get([s for i, s in enumerate(shape) if i != axis], source.element_type)
+        if self.result.type != wanted:
+            raise VerifyException(f"squeeze of axis {axis} of {source} gives {wanted}, got {self.result.type}")
 
 
 @irdl_op_definition
@@ -771,6 +845,13 @@ class CoordOp(IRDLOperation):
 
     def __init__(self, axis: int, base: SSAValue, result_type: TileType):
         super().__init__(operands=[base], result_types=[result_type], properties={"axis": IntegerAttr(axis, i64)})
+
+    def verify_(self) -> None:
+        result = self.result.type
+        if not 0 <= self.axis.value.data < len(result.get_shape()):
+            raise VerifyException(f"axis {self.axis.value.data} of a tile of rank {len(result.get_shape())}")
+        if result.element_type != i32:
+            raise VerifyException(f"coord gives a tile of i32, got {result}")
 
 
 def kernel_type(kernel: KernelOp) -> FunctionType:
@@ -799,12 +880,14 @@ Tile = Dialect(
         CtaCountOp,
         SmCountOp,
         LoadOp,
+        ReadOp,
         StoreOp,
         FillOp,
         DotOp,
         MapOp,
         CastOp,
         ReduceOp,
+        SqueezeOp,
         CoordOp,
     ],
     [TileType, ViewType, ScheduleAttr],

@@ -1,4 +1,4 @@
-"""What each accumulation policy computes, on NumPy arrays: one definition for the interpreters of levels 1 and 2."""
+"""What each accumulation policy and each reduction compute, on NumPy arrays: one definition for the interpreters."""
 
 from __future__ import annotations
 
@@ -51,3 +51,12 @@ def _sum_f16(total: Array, a: Array, b: Array) -> Array:
         product = a[..., k : k + K_STEP] @ b[..., k : k + K_STEP, :]
         total = (total.astype(np.float32) + product).astype(np.float16)
     return total
+
+
+def reduce_axis(kind: str, values: Array, axis: int, left: int = 1) -> Array:
+    """The sum (in f32) or maximum along an axis, of which `left` elements stay: number i is over those that are i modulo `left`."""
+    shape = values.shape
+    parts = values.reshape(*shape[:axis], shape[axis] // left, left, *shape[axis + 1 :])
+    if kind == "max":
+        return parts.max(axis=axis)
+    return to_f32(parts).sum(axis=axis, dtype=np.float32).astype(values.dtype)

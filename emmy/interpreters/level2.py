@@ -12,11 +12,11 @@ from xdsl.dialects.builtin import ModuleOp
 from xdsl.ir import Block, Operation, SSAValue
 
 from emmy.dialects import tile
-from emmy.dialects.common import DYNAMIC, ReduceKind
+from emmy.dialects.common import DYNAMIC
 from emmy.dialects.tensor_op import AccumulateAttr
 from emmy.elementwise import ELEMENTWISE
 from emmy.errors import EmmyError
-from emmy.interpreters.contraction import contract, to_f32
+from emmy.interpreters.contraction import contract, reduce_axis, to_f32
 from emmy.interpreters.host import grid_offsets, run_host
 from emmy.interpreters.scalars import evaluate_scalar, numpy_dtype
 from emmy.locations import location_of
@@ -150,10 +150,25 @@ def _dot(cta: Cta, op: tile.DotOp, operands: list[Any]) -> list[Any]:
     return [total.astype(operands[2].dtype)]
 
 
+def _read(cta: Cta, op: tile.ReadOp, operands: list[Any]) -> list[Any]:
+    array, *place = operands
+    if not all(0 <= i < n for i, n in zip(place, array.shape, strict=True)):
+        raise EmmyError(f"tile.read of element {place} of a view of sizes {list(array.shape)}", location_of(op))
+    return [int(array[tuple(place)])]
+
+
 def _map(cta: Cta, op: tile.MapOp, operands: list[Any]) -> list[Any]:
     type_ = op.result.type
-    value = ELEMENTWISE[op.kind.data.value].function(*(to_f32(x) for x in operands))
+    value = ELEMENTWISE[op.kind.data.value].function(*(_working(x) for x in operands))
     return [np.broadcast_to(value.astype(numpy_dtype(type_.element_type)), type_.get_shape())]
+
+
+def _working(value: Any) -> Array:
+    """An operand of a map in the type that it is computed in: conditions as they are, integers exactly, floats in f32."""
+    array = np.asarray(value)
+    if array.dtype.kind == "b":
+        return array
+    return array.astype(np.int64) if array.dtype.kind == "i" else to_f32(array)
 
 
 def _cast(cta: Cta, op: tile.CastOp, operands: list[Any]) -> list[Any]:
@@ -162,9 +177,12 @@ def _cast(cta: Cta, op: tile.CastOp, operands: list[Any]) -> list[Any]:
 
 
 def _reduce(cta: Cta, op: tile.ReduceOp, operands: list[Any]) -> list[Any]:
-    function = np.sum if op.kind.data is ReduceKind.SUM else np.max
-    value = function(to_f32(operands[0]), axis=op.axis.value.data, keepdims=True)
-    return [value.astype(operands[0].dtype)]
+    axis = op.axis.value.data
+    return [reduce_axis(op.kind.data.value, operands[0], axis, op.result.type.get_shape()[axis])]
+
+
+def _squeeze(cta: Cta, op: tile.SqueezeOp, operands: list[Any]) -> list[Any]:
+    return [operands[0].squeeze(op.axis.value.data)]
 
 
 def _coord(cta: Cta, op: tile.CoordOp, operands: list[Any]) -> list[Any]:
@@ -181,12 +199,14 @@ STEPS: dict[type[Operation], Callable[[Cta, Any, list[Any]], list[Any]]] = {
     tile.CtaIdOp: _cta_id,
     tile.CtaCountOp: _cta_count,
     tile.LoadOp: _load,
+    tile.ReadOp: _read,
     tile.StoreOp: _store,
     tile.FillOp: _fill,
     tile.DotOp: _dot,
     tile.MapOp: _map,
     tile.CastOp: _cast,
     tile.ReduceOp: _reduce,
+    tile.SqueezeOp: _squeeze,
     tile.CoordOp: _coord,
 }
 """How one CTA executes each op that is not a scalar of `arith`: (CTA, op, operand values) to result values."""

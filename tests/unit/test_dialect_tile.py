@@ -9,14 +9,17 @@ from emmy.errors import EmmyError
 from emmy.ir import parse_module, print_module, verify_module
 from emmy.schedules import CHOICES, RANGES, SCHEDULE_FIELDS, Schedule
 
-KERNEL = """tile.kernel @k(%v: !tile.view<?x64xf16>, %w: !tile.view<3x?x64xf16, strides [?, 64, 1]>) {{
+KERNEL = """tile.kernel @k(%v: !tile.view<?x64xf16>, %w: !tile.view<3x?x64xf16, strides [?, 64, 1]>, %n: !tile.view<?xi32>) {{
   %i = tile.cta_id
+  %d = tile.coord 0 from %i : !tile.tile<32x1xi32>
+  %y = tile.map lt %d, %i : (!tile.tile<32x1xi32>, index) -> !tile.tile<32x1xi1>
+  %s = tile.fill 0.0 : f32 : !tile.tile<32x1xf32>
   %x = tile.load %v[%i, %i] : !tile.view<?x64xf16> -> !tile.tile<32x16xf16>
   %f = tile.fill 0.0 : f32 : !tile.tile<32x32xf32>
   {op}
 }}
 """
-LINE = 5  # of {op}
+LINE = 8  # of {op}
 
 WELL_FORMED = [
     "%r = tile.dim %w, 1 : !tile.view<3x?x64xf16, strides [?, 64, 1]>",
@@ -28,7 +31,17 @@ WELL_FORMED = [
     "%r = tile.map relu %f : (!tile.tile<32x32xf32>) -> !tile.tile<32x32xf32>",
     "%r = tile.cast %f : !tile.tile<32x32xf32> to !tile.tile<32x32xbf16>",
     "%r = tile.reduce sum %f axis 0 : !tile.tile<32x32xf32> -> !tile.tile<1x32xf32>",
+    "%r = tile.reduce sum %f axis 1 : !tile.tile<32x32xf32> -> !tile.tile<32x8xf32>",
     "%r = tile.coord 1 from %i : !tile.tile<1x32xi32>",
+    "%r = tile.read %n[%i] : !tile.view<?xi32>",
+    "%r = tile.squeeze %s axis 1 : !tile.tile<32x1xf32> -> !tile.tile<32xf32>",
+    "%r = tile.map add %d, %i : (!tile.tile<32x1xi32>, index) -> !tile.tile<32x1xi32>",
+    "%r = tile.map ge %d, %d : (!tile.tile<32x1xi32>, !tile.tile<32x1xi32>) -> !tile.tile<32x1xi1>",
+    "%r = tile.map lt %s, %s : (!tile.tile<32x1xf32>, !tile.tile<32x1xf32>) -> !tile.tile<32x1xi1>",
+    "%r = tile.map ge %s, %s : (!tile.tile<32x1xf32>, !tile.tile<32x1xf32>) -> !tile.tile<32x1xf32>",
+    "%r = tile.map select %y, %f, %s : (!tile.tile<32x1xi1>, !tile.tile<32x32xf32>, !tile.tile<32x1xf32>) -> "
+    "!tile.tile<32x32xf32>",
+    "%r = tile.map select %y, %d, %i : (!tile.tile<32x1xi1>, !tile.tile<32x1xi32>, index) -> !tile.tile<32x1xi32>",
     "%r = tile.fill 1.500000e+00 : f16 : !tile.tile<8xf16>",
 ]
 
@@ -77,6 +90,40 @@ MALFORMED = [
     ),
     ("%r = tile.map exp %f, %f : (!tile.tile<32x32xf32>, !tile.tile<32x32xf32>) -> !tile.tile<32x32xf32>", "got 2"),
     ("%r = tile.cast %f : !tile.tile<32x32xf32> to !tile.tile<32x16xf16>", "cast keeps the shape"),
+    ("%r = tile.coord 2 from %i : !tile.tile<1x32xi32>", "axis 2 of a tile of rank 2"),
+    ("%r = tile.coord 1 from %i : !tile.tile<1x32xf32>", "coord gives a tile of i32, got !tile.tile<1x32xf32>"),
+    ("%r = tile.read %v[%i, %i] : " + VIEW2, "the view holds f16, the tile i32"),
+    ("%r = tile.read %n[%i, %i] : !tile.view<?xi32>", "a view of rank 1 wants 1 element offsets, got 2"),
+    (
+        "%r = tile.squeeze %f axis 1 : !tile.tile<32x32xf32> -> !tile.tile<32xf32>",
+        "squeeze drops an axis of size 1, and axis 1 of 32x32 is none",
+    ),
+    (
+        "%r = tile.squeeze %s axis 1 : !tile.tile<32x1xf32> -> !tile.tile<1x32xf32>",
+        "squeeze of 32x1 at axis 1 keeps all other sizes",
+    ),
+    (
+        "%r = tile.reduce sum %f axis 1 : !tile.tile<32x32xf32> -> !tile.tile<32x12xf32>",
+        "reduce over axis 1 gives 32x1 of f32, or leaves a divisor of 32",
+    ),
+    (
+        "%r = tile.map add %f, %d : (!tile.tile<32x32xf32>, !tile.tile<32x1xi32>) -> !tile.tile<32x32xf32>",
+        "map add takes floats, or integers of i32 and index, got f32, i32",
+    ),
+    (
+        "%r = tile.map exp %d : (!tile.tile<32x1xi32>) -> !tile.tile<32x1xf32>",
+        "map exp is not for integers; add, sub, mul",
+    ),
+    (
+        "%r = tile.map lt %d, %i : (!tile.tile<32x1xi32>, index) -> !tile.tile<32x1xi32>",
+        "map lt of i32, index gives i1, got i32",
+    ),
+    (
+        "%r = tile.map add %d, %i : (!tile.tile<32x1xi32>, index) -> !tile.tile<32x1xf32>",
+        "map add of i32, index gives i32, got f32",
+    ),
+    ("%r = tile.map exp %f : (!tile.tile<32x32xf32>) -> !tile.tile<32x32xi1>", "map exp of f32 gives a float, got i1"),
+    ("%r = tile.map neg %y : (!tile.tile<32x1xi1>) -> !tile.tile<32x1xi1>", "or integers of i32 and index, got i1"),
     ("%r = tile.reduce max %f axis 2 : !tile.tile<32x32xf32> -> !tile.tile<32x1xf32>", "axis 2 of a tile of rank 2"),
     (
         "%r = tile.reduce max %f axis 0 : !tile.tile<32x32xf32> -> !tile.tile<32x1xf32>",
