@@ -96,15 +96,15 @@ MALFORMED = [
     ("%r = tile.read %n[%i, %i] : !tile.view<?xi32>", "a view of rank 1 wants 1 element offsets, got 2"),
     (
         "%r = tile.squeeze %f axis 1 : !tile.tile<32x32xf32> -> !tile.tile<32xf32>",
-        "squeeze drops an axis of size 1, and axis 1 of 32x32 is none",
+        "squeeze drops an axis of size 1 of a tile of rank 2 or more, got axis 1 of !tile.tile<32x32xf32>",
     ),
     (
         "%r = tile.squeeze %s axis 1 : !tile.tile<32x1xf32> -> !tile.tile<1x32xf32>",
-        "squeeze of 32x1 at axis 1 keeps all other sizes",
+        "squeeze of axis 1 of !tile.tile<32x1xf32> gives !tile.tile<32xf32>, got !tile.tile<1x32xf32>",
     ),
     (
         "%r = tile.reduce sum %f axis 1 : !tile.tile<32x32xf32> -> !tile.tile<32x12xf32>",
-        "reduce over axis 1 gives 32x1 of f32, or leaves a divisor of 32",
+        "reduce over axis 1 gives 32x1 of f32, or a divisor of 32 in place of the 1; got !tile.tile<32x12xf32>",
     ),
     (
         "%r = tile.map add %f, %d : (!tile.tile<32x32xf32>, !tile.tile<32x1xi32>) -> !tile.tile<32x32xf32>",
