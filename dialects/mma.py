@@ -204,32 +204,24 @@ class StoreOp(IRDLOperation):
 class StoreGlobalOp(IRDLOperation):
     """Write a fragment straight to a view at element offsets `indices`; elements beyond the bounds are dropped.
 
-    `transposed`: columns x rows are written, so that R x 1 (a statistic of each row) goes to R neighbours in a view's last
-    dimension.
+    A fragment of one row or column runs along the view's last dimension.
     """
 
     name = "mma.store_global"
     value = operand_def(FragmentType)
     view = operand_def(ViewType)
     indices = var_operand_def(IndexType)
-    transposed = opt_prop_def(UnitAttr)
     traits = traits_def(MemoryWriteEffect())
-    assembly_format = (
-        "$value `->` $view `[` $indices `]` (`transposed` $transposed^)? attr-dict `:` type($value) `->` type($view)"
-    )
+    assembly_format = "$value `->` $view `[` $indices `]` attr-dict `:` type($value) `->` type($view)"
 
-    def __init__(self, value: SSAValue, view: SSAValue, indices: Sequence[SSAValue], transposed: bool = False):
-        super().__init__(operands=[value, view, indices], properties={"transposed": UnitAttr() if transposed else None})
+    def __init__(self, value: SSAValue, view: SSAValue, indices: Sequence[SSAValue]):
+        super().__init__(operands=[value, view, indices])
 
     def verify_(self) -> None:
         fragment = cast(FragmentType, self.value.type)
-        stored = fragment.get_shape()[::-1] if self.transposed is not None else fragment.get_shape()
-        check_box(cast(ViewType, self.view.type), len(self.indices), _used(stored), fragment.element_type)
-
-
-def _used(shape: Sequence[int]) -> Sequence[int]:
-    """The sizes of a box without a leading 1: what is stored to a view of rank 1."""
-    return shape[1:] if shape[0] == 1 else shape
+        shape = fragment.get_shape()
+        stored = (max(shape),) if 1 in shape else shape
+        check_box(cast(ViewType, self.view.type), len(self.indices), stored, fragment.element_type)
 
 
 @irdl_op_definition
