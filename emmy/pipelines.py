@@ -41,6 +41,7 @@ DEFAULT: tuple[Step, ...] = (
     Step("level3", "lower-tile", ("tile.load", "tile.store")),
     Step("level3", "split-accumulation", ("mma.mma",)),
     Step("level3", "double-buffer-fragments", ("mma.mma",)),
+    Step("level3", "issue-products", ("mma.mma",)),
     Step("level3", "verify-pipelines", PROTOCOL),
     Step("level3", "place-roles", ("async_copy.producer", "async_copy.consumer")),
     Step("level3", "lower-transport{kind=auto}", PROTOCOL),

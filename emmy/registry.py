@@ -27,6 +27,7 @@ PASSES: dict[str, str] = {
     "split-accumulation": "emmy.passes.split_accumulation",
     "prefetch-fragments": "emmy.passes.prefetch_fragments",
     "double-buffer-fragments": "emmy.passes.double_buffer_fragments",
+    "issue-products": "emmy.passes.issue_products",
     "verify-pipelines": "emmy.passes.verify_pipelines",
     "place-roles": "emmy.passes.place_roles",
     "lower-transport": "emmy.passes.lower_transport",

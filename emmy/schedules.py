@@ -17,6 +17,12 @@ SITES = ("eager", "first")
 PROMOTIONS = ("auto", "convert", "identity")
 PARTIALS = ("auto", "slices", "steps")
 
+WARPGROUP_ATOM = "wgmma"
+"""`atom` of products that four warps issue together, 64 rows of a block at a time and all its columns (sm_90a)."""
+
+WARPGROUP_SHARE = "m16n8k16"
+"""The atom whose register layouts one warp's share of a `wgmma` has (PTX ISA, "Register Fragments for wgmma")."""
+
 CHOICES: dict[str, tuple[str, ...]] = {
     "transport": TRANSPORTS,
     "roles": ROLES,
@@ -45,7 +51,8 @@ RANGES: dict[str, tuple[int, int]] = {
 class Schedule:
     """One kernel's schedule.
 
-    block: CTA tile (M, N, K) in elements. warps: warp grid (M, N) over the CTA tile. atom: tensor-core shape.
+    block: CTA tile (M, N, K) in elements. warps: warp grid (M, N) over the CTA tile. atom: tensor-core shape, or
+    `wgmma` for products of whole warpgroups, 16 rows a warp.
     stages: slots of the operand ring. transport: how global tiles reach shared memory.
     roles: one set of warps, or specialised ones: `producer_warps` more warps that only fill the rings. producer_regs,
     consumer_regs: registers of a thread of each (`setmaxnreg`); 0 takes `register_split`'s.
@@ -109,11 +116,21 @@ class Schedule:
                 return f"{name} is 0 or a multiple of 8 from 24 to 256, got {registers}"
             if registers and self.roles == "unified":
                 return f"{name} belongs to roles = specialized"
+        if self.atom == WARPGROUP_ATOM and (self.warps[0] % 4 or self.block[0] != 16 * self.warps[0]):
+            return (
+                f"atom = {WARPGROUP_ATOM} wants warps in fours along M and 16 rows for each, "
+                f"got {self.block[0]} rows for {self.warps[0]} warps"
+            )
         if self.promote % 16 or self.promote < 0:
             return f"promote is a multiple of 16 elements, got {self.promote}"
         if self.cta_threads > 1024:
             return f"a CTA has at most 32 warps, got {self.cta_threads // 32}"
         return None
+
+    @property
+    def fragment_atom(self) -> str:
+        """The atom that says how fragments lie in registers."""
+        return WARPGROUP_SHARE if self.atom == WARPGROUP_ATOM else self.atom
 
     @property
     def threads(self) -> int:

@@ -381,7 +381,7 @@ class ConsumerHalf:
         if extent != 1 and extent % (warps * step):
             raise EmmyError(
                 f"{extent} {('rows', 'columns')[axis]} of a tile do not split over {warps} warps "
-                f"in multiples of {step}, as {self.plan.schedule.atom} needs",
+                f"in multiples of {step}, as {self.plan.schedule.fragment_atom} needs",
                 location_of(op),
             )
         return extent if extent == 1 else extent // warps
@@ -389,7 +389,7 @@ class ConsumerHalf:
     def atom(self, op: Operation, operand: str = "f16", accumulator: str = "f32") -> Atom:
         """The schedule's atom for these element types (its shape is the same for all)."""
         try:
-            return get_atom(self.plan.schedule.atom, operand, accumulator)
+            return get_atom(self.plan.schedule.fragment_atom, operand, accumulator)
         except EmmyError as error:
             raise EmmyError(error.message, location_of(op)) from error
 
@@ -403,7 +403,7 @@ class ConsumerHalf:
         rows, cols = (1, *shape)[-2:]
         atom = self.atom(op)
         held = (self.part(0, rows, atom.m, op), self.part(1, cols, atom.n, op))
-        return mma.FragmentType.get(held, type_.element_type, "c", self.plan.schedule.atom)
+        return mma.FragmentType.get(held, type_.element_type, "c", self.plan.schedule.fragment_atom)
 
     def position(self, shape: Sequence[int]) -> list[SSAValue]:
         """Element offsets of this warp's part in a tile, one for each dimension."""

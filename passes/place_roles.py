@@ -9,7 +9,7 @@ from typing import Literal
 
 from xdsl.context import Context
 from xdsl.dialects.builtin import IntegerAttr, ModuleOp
-from xdsl.ir import Block, Operation, Region
+from xdsl.ir import Block, Operation, Region, SSAValue
 from xdsl.passes import ModulePass
 
 from emmy.dialects import async_copy as ac
@@ -124,11 +124,16 @@ def _release_early(consumer: ac.ConsumerOp) -> None:
         if not isinstance(op, ac.ReleaseOp):
             continue
         block, before = op.parent_block(), op.prev_op
-        while before is not None and not any(op.slot in (*inner.operands, *inner.results) for inner in before.walk()):
+        while before is not None and not _needs_slot(before, op.slot):
             before = before.prev_op
         if block is not None and before is not None and before is not op.prev_op:
             op.detach()
             block.insert_op_after(op, before)
+
+
+def _needs_slot(op: Operation, slot: SSAValue) -> bool:
+    """Whether a slot may not be released before an op: one that names it, or waits for products that read it in place."""
+    return any(isinstance(inner, mma.WaitOp) or slot in (*inner.operands, *inner.results) for inner in op.walk())
 
 
 def _drop_unused(body: Block) -> None:

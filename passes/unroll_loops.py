@@ -66,7 +66,8 @@ class UnrollLoops(ModulePass):
 def is_main_loop(loop: scf.ForOp) -> bool:
     """Does a loop take slots and compute products, without a loop inside, in steps of known size?"""
     inner = [op for op in loop.body.walk() if op is not loop]
-    has = [any(isinstance(op, kind) for op in inner) for kind in (async_copy.SlotOp, mma.MmaOp, scf.ForOp)]
+    kinds = async_copy.SlotOp, mma.MmaOp | mma.IssueOp, scf.ForOp
+    has = [any(isinstance(op, kind) for op in inner) for kind in kinds]
     return has == [True, True, False] and constant(loop.step) is not None and isinstance(loop.lb.type, IndexType)
 
 

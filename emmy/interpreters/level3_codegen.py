@@ -74,6 +74,26 @@ def mma_value(a: Array, b: Array, c: Array) -> Array:
     return c
 
 
+@dataclass(frozen=True)
+class InFlight:
+    """A product that was issued: its operands are read when it is waited for, those in place from shared memory."""
+
+    a: Array | Callable[[], Array]
+    b: Callable[[], Array]
+    c: Array | InFlight
+
+
+def wait_value(sums: InFlight) -> Array:
+    """The sums, with operands as shared memory holds them now: what was overwritten too early is wrong, or poison."""
+    chain = [sums]
+    while isinstance(chain[-1].c, InFlight):
+        chain.append(chain[-1].c)
+    total = chain[-1].c
+    for product in reversed(chain):
+        total = mma_value(product.a() if callable(product.a) else product.a, product.b(), total)
+    return total
+
+
 def promote_value(partial: Array, acc: Array) -> Array:
     """f32 sums and f16 partial sums."""
     with np.errstate(all="ignore"):
@@ -441,7 +461,12 @@ def _load(w: _Writer, op: mma.LoadOp) -> None:
     stored = shape[::-1] if op.transposed is not None else shape
     transposed = ".T" if op.transposed is not None else ""
     where = f"{w.name(op.slot)}, {op.field.data!r}, {w.indices(op.indices)}, {stored}"
-    w.put(f"{w.name(op.result)} = M.load(W, {where}){transposed}")
+    if op.in_place is None:
+        w.put(f"{w.name(op.result)} = M.load(W, {where}){transposed}")
+    else:
+        slot, indices = w.name(op.slot), w.indices(op.indices)
+        where = f"slot, {op.field.data!r}, indices, {stored}"
+        w.put(f"{w.name(op.result)} = lambda slot={slot}, indices={indices}: M.load(W, {where}){transposed}")
 
 
 @_rule(mma.StoreOp)
@@ -475,6 +500,27 @@ def _mma(w: _Writer, op: mma.MmaOp) -> None:
     w.put(f"{w.name(op.result)} = mma_value({w.name(op.a)}, {w.name(op.b)}, {w.name(op.c)})")
 
 
+@_rule(mma.IssueOp)
+def _issue(w: _Writer, op: mma.IssueOp) -> None:
+    w.put(f"{w.name(op.result)} = InFlight({w.name(op.a)}, {w.name(op.b)}, {w.name(op.c)})")
+
+
+@_rule(mma.WaitOp)
+def _wait_products(w: _Writer, op: mma.WaitOp) -> None:
+    w.mark(op)
+    w.put(f"{w.name(op.result)} = wait_value({w.name(op.sum)})")
+
+
+@_rule(mma.FenceOp)
+def _fence_registers(w: _Writer, op: mma.FenceOp) -> None:
+    """Registers are values here."""
+
+
+@_rule(mma.CommitOp)
+def _commit_products(w: _Writer, op: mma.CommitOp) -> None:
+    """A wait names the sums that it is for."""
+
+
 @_rule(mma.PromoteOp)
 def _promote(w: _Writer, op: mma.PromoteOp) -> None:
     w.put(f"{w.name(op.result)} = promote_value({w.name(op.partial)}, {w.name(op.acc)})")
@@ -494,6 +540,11 @@ def _reduce(w: _Writer, op: mma.ReduceOp) -> None:
 @_rule(mma.AnyNonfiniteOp)
 def _any_nonfinite(w: _Writer, op: mma.AnyNonfiniteOp) -> None:
     w.put(f"{w.name(op.result)} = not np.isfinite({w.name(op.arg)}.astype(np.float32)).all()")
+
+
+@_rule(mma.AnyOp)
+def _any(w: _Writer, op: mma.AnyOp) -> None:
+    w.put(f"{w.name(op.result)} = bool({w.name(op.arg)}.any())")
 
 
 @_rule(mma.ConvertOp)
@@ -579,6 +630,8 @@ HELPERS: dict[str, Any] = {
     "read_box": read_box,
     "write_box": write_box,
     "mma_value": mma_value,
+    "InFlight": InFlight,
+    "wait_value": wait_value,
     "promote_value": promote_value,
     "map_value": map_value,
     "reduce_value": reduce_value,
