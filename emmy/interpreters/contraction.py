@@ -54,7 +54,7 @@ def _sum_f16(total: Array, a: Array, b: Array) -> Array:
 
 
 def reduce_axis(kind: str, values: Array, axis: int, left: int = 1) -> Array:
-    """The sum (in f32) or maximum along an axis, of which `left` elements stay: number i is over those that are i modulo `left`."""
+    """The sum (in f32) or maximum along an axis, to `left` elements: number i is over those that are i modulo `left`."""
     shape = values.shape
     parts = values.reshape(*shape[:axis], shape[axis] // left, left, *shape[axis + 1 :])
     if kind == "max":
