@@ -17,6 +17,8 @@
     settings   {field: value} that make this variant, for tables
     seeds      how many seeds to study the error over (default 0: none; see `emmy.bench.study`)
     suite      a tag; the geometric mean is over cases tagged "six"
+    layouts    {argument: {"strides": [..], "offset": n}}, elements, of arguments that are not dense (see `emmy.bench.layouts`)
+    against    folder of an artefact that computes the same from the same arguments: timed beside this one, as the peer `static`
 """
 
 from __future__ import annotations
@@ -32,6 +34,7 @@ from typing import Any, cast
 import numpy as np
 
 from emmy.artefact import DTYPES, Array, ArrayInfo, Artefact, EntrySpec, evaluate, row_major, run_on_emulator
+from emmy.bench.layouts import layout_of
 from emmy.errors import EmmyError
 
 DATA_KINDS = ("normal", "integers")
@@ -57,6 +60,8 @@ class Case:
     variant: str = ""
     settings: dict[str, Any] | None = None
     seeds: int = 0
+    layouts: dict[str, dict[str, Any]] | None = None
+    against: str | None = None
 
     @staticmethod
     def parse(fields: Mapping[str, Any]) -> Case:
@@ -125,8 +130,10 @@ def work_of(case: Case, entry: EntrySpec) -> dict[str, Any]:
 
 def infos_of(case: Case, entry: EntrySpec) -> list[ArrayInfo]:
     """What `bind` takes, for a call with the case's shapes."""
-    shapes = shapes_of(case, entry)
-    return [ArrayInfo(argument["dtype"], shape) for argument, shape in zip(entry["arguments"], shapes, strict=True)]
+    return [
+        ArrayInfo(argument["dtype"], shape, layout_of(case.layouts, argument["name"], shape).strides)
+        for argument, shape in zip(entry["arguments"], shapes_of(case, entry), strict=True)
+    ]
 
 
 def integer_data(shape: Sequence[int], seed: int, position: int, magnitude: int) -> Array:
@@ -137,9 +144,10 @@ def integer_data(shape: Sequence[int], seed: int, position: int, magnitude: int)
 
 
 def numpy_inputs(case: Case, entry: EntrySpec) -> list[Array]:
-    """The case's arguments as NumPy arrays."""
+    """The distinct elements of the case's arguments, as NumPy arrays (sizes along strides of 0 are 1)."""
     inputs: list[Array] = []
-    for position, (argument, shape) in enumerate(zip(entry["arguments"], shapes_of(case, entry), strict=True)):
+    for position, (argument, given) in enumerate(zip(entry["arguments"], shapes_of(case, entry), strict=True)):
+        shape = layout_of(case.layouts, argument["name"], given).stored_shape(given)
         if case.data == "integers":
             data = integer_data(shape, case.seed, position, case.magnitude)
         else:

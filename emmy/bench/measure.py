@@ -4,12 +4,14 @@ What is checked: nothing is written outside the result (guard bytes around every
 written (it starts as NaN), the error against a float32 or float64 product of the same rounded operands, equality bit
 for bit for integer data and between repeated launches.
 
-What is timed: our call and its peers (`torch.matmul`, and those of `emmy.bench.peers`), alternating in one process, each
-launch between two events with the L2 flushed before it; the figure is the median over the rounds.
+What is timed: our call and its peers (`torch.matmul`, those of `emmy.bench.peers`, the artefact of ours that a case is compared
+with), alternating in one process, each launch between two events with the L2 flushed before it; the figure is the median over
+the rounds.
 """
 
 from __future__ import annotations
 
+import functools
 import importlib
 import math
 import statistics
@@ -24,6 +26,7 @@ from emmy.artefact import DTYPES, bind
 from emmy.bench.bounds import HALF_ULP, ErrorSums, judge
 from emmy.bench.cases import Case, infos_of, integer_data, shapes_of, work_of
 from emmy.bench.errors import seed_statistics, summarize
+from emmy.bench.layouts import Layout, dense, layout_of
 from emmy.bench.peers import DEFAULT_PEERS, PEERS, Peer, matmul_operands
 from emmy.device_arrays import TORCH_DTYPES
 from emmy.runtime import CudaModule
@@ -42,28 +45,41 @@ Block: TypeAlias = tuple[tuple[Any, ...], Any]  # where in the result, and the r
 
 
 class Guarded:
-    """A tensor with guard bytes before and after it, all poisoned at first."""
+    """A tensor with guard bytes before and after it, all poisoned at first, as are the gaps between its elements.
 
-    def __init__(self, torch: Any, shape: Sequence[int], dtype: str, device: str):
-        self.nbytes = math.prod(shape) * DTYPES[dtype].itemsize
-        self.memory = torch.full((self.nbytes + 2 * GUARD_BYTES,), POISON, dtype=torch.uint8, device=device)
-        inner = self.memory[GUARD_BYTES : GUARD_BYTES + self.nbytes]
-        self.tensor = inner.view(getattr(torch, TORCH_DTYPES[dtype])).view(tuple(shape))
+    `stored` is the tensor without repetition (where strides are 0), which can be written; `nbytes` are those of its elements.
+    """
+
+    def __init__(self, torch: Any, shape: Sequence[int], dtype: str, device: str, layout: Layout | None = None):
+        self.layout, itemsize = layout or dense(shape), DTYPES[dtype].itemsize
+        self.stored_shape = self.layout.stored_shape(shape)
+        self.nbytes = math.prod(self.stored_shape) * itemsize
+        self.first = GUARD_BYTES // itemsize + self.layout.offset
+        bytes_ = 2 * GUARD_BYTES + (self.layout.offset + self.layout.span(shape)) * itemsize
+        self.memory = torch.full((bytes_,), POISON, dtype=torch.uint8, device=device)
+        self.bits = {1: torch.int8, 2: torch.int16, 4: torch.int32}[itemsize]
+        flat = self.memory.view(getattr(torch, TORCH_DTYPES[dtype]))
+        self.tensor = flat.as_strided(tuple(shape), self.layout.strides, self.first)
+        self.stored = flat.as_strided(self.stored_shape, self.layout.strides, self.first)
 
     def poison(self) -> None:
         self.memory.fill_(POISON)
 
     def intact(self) -> bool:
-        """Whether no guard byte was changed."""
-        head, tail = self.memory[:GUARD_BYTES], self.memory[GUARD_BYTES + self.nbytes :]
-        return bool((head == POISON).all()) and bool((tail == POISON).all())
+        """Whether no byte around or between the elements was changed."""
+        others = self.memory.clone()
+        others.view(self.bits).as_strided(self.stored_shape, self.layout.strides, self.first).fill_(-1)
+        return bool((others == POISON).all())
 
 
 class Measurement:
     """One case, ready to run: inputs on the device, guarded results, the module that computes it."""
 
-    def __init__(self, module: CudaModule, case: Case, directory: Path, device: str = "cuda"):
+    def __init__(
+        self, module: CudaModule, case: Case, directory: Path, device: str = "cuda", against: CudaModule | None = None
+    ):
         self.torch: Any = importlib.import_module("torch")
+        self.against = against
         self.module, self.case, self.directory, self.device = module, case, directory, device
         self.entry = module.artefact.entry(case.entry)
         self.work = work_of(case, self.entry)
@@ -71,7 +87,7 @@ class Measurement:
         self.outputs = [Guarded(self.torch, b.shape, b.dtype, device) for b in call.results]
         self.result_dtype = call.results[0].dtype
         self.inputs = [
-            self._input(position, argument["dtype"], shape)
+            self._input(position, argument["dtype"], shape, layout_of(case.layouts, argument["name"], shape))
             for position, (argument, shape) in enumerate(
                 zip(self.entry["arguments"], shapes_of(case, self.entry), strict=True)
             )
@@ -79,15 +95,15 @@ class Measurement:
         self.args = [guarded.tensor for guarded in self.inputs]
         self.outs = [guarded.tensor for guarded in self.outputs]
 
-    def _input(self, position: int, dtype: str, shape: Sequence[int]) -> Guarded:
+    def _input(self, position: int, dtype: str, shape: Sequence[int], layout: Layout) -> Guarded:
         torch = self.torch
-        guarded = Guarded(torch, shape, dtype, self.device)
+        guarded = Guarded(torch, shape, dtype, self.device, layout)
         if self.case.data == "integers":
-            data = integer_data(shape, self.case.seed, position, self.case.magnitude)
-            guarded.tensor.copy_(torch.from_numpy(data))
+            data = integer_data(guarded.stored_shape, self.case.seed, position, self.case.magnitude)
+            guarded.stored.copy_(torch.from_numpy(data))
         else:
             generator = torch.Generator(device=self.device).manual_seed(self.case.seed * 1000 + position)
-            guarded.tensor.copy_(torch.randn(tuple(shape), generator=generator, device=self.device))
+            guarded.stored.copy_(torch.randn(guarded.stored_shape, generator=generator, device=self.device))
         return guarded
 
     def launch(self) -> None:
@@ -261,6 +277,9 @@ class Measurement:
                 continue
             if peer is not None:
                 made[name] = peer
+        if self.against is not None:
+            outs = [self.torch.empty_like(out) for out in self.outs]
+            made["static"] = functools.partial(self.against.run, self.case.entry, self.args, out=outs)
         return made, failed
 
     def _traffic(self) -> int:
@@ -322,10 +341,12 @@ def interleaved(torch: Any, functions: dict[str, Callable[[], Any]], rounds: int
     return {name: [start.elapsed_time(end) * 1e3 for start, end in pairs] for name, pairs in marks.items()}
 
 
-def run_case(module: CudaModule, case: Case, directory: Path, how: Mapping[str, Any]) -> dict[str, Any]:
+def run_case(
+    module: CudaModule, case: Case, directory: Path, how: Mapping[str, Any], against: CudaModule | None = None
+) -> dict[str, Any]:
     """Everything about one case, as the fields of its JSON line. `how`: the request's `repeats`, `rounds`, `seconds`,
-    `check_only` and `peers`."""
-    measurement = Measurement(module, case, directory)
+    `check_only` and `peers`. `against`: the module of the case's field of that name."""
+    measurement = Measurement(module, case, directory, against=against)
     found = measurement.check()
     if found["ok"] and how["repeats"]:
         share = STRESS_SHARE if how["check_only"] else REPEAT_SHARE

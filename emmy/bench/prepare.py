@@ -5,7 +5,9 @@
 
 Suites: `gemm` (the six shapes quoted in docs/, timed), `squares` (512 to 8192), `gemma4` (every projection of
 docs/examples at 512 and 4096 tokens, compiled once with `?` tokens), `integers` (small products whose bits the emulator
-foretells), `stress` (products with few and many k-tiles and with edges, for `--check-only --repeats 3000`).
+foretells), `stress` (products with few and many k-tiles and with edges, for `--check-only --repeats 3000`), `ragged` (300
+products of any size in any layout and three of more than 2^31 elements, for `--check-only --repeats 2`), `dynamic` (the six
+shapes with `?` for every size, timed against static ones: as the compiler schedules them, and with the static schedule).
 A variant compiles every case of the suites once more with other schedule fields, or another accumulation policy (the field
 `accumulate`); its name is put behind the case's. `--ablate` makes a variant of every combination of the values of some fields;
 those that cannot be compiled are listed in refused.json, with the reason. The artefact `peak` measures the card itself.
@@ -22,10 +24,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from emmy.artefact import Artefact
 from emmy.bench.ablation import AXES, cross_product, parse_axes
 from emmy.bench.cases import Case, matches, write_cases, write_expectation, write_refused
 from emmy.bench.pages import told
 from emmy.bench.peak import PEAK_ARTEFACT, peak_artefact
+from emmy.bench.ragged import ragged_cases
 from emmy.compiler import compile as compile_module
 from emmy.dialects.tensor_op import AccumulateAttr
 from emmy.errors import EmmyError
@@ -71,13 +75,16 @@ MATMUL = """func.func @matmul(%a: tensor<{m}x{k}x{t}>, %b: tensor<{n}x{k}x{t}>) 
 class Work:
     """A case before it is compiled: a source (text or file), the folder of its artefact, and the case without it.
 
-    dtype: of the operands; products of bf16 have f32 sums whatever the policy.
+    dtype: of the operands; products of bf16 have f32 sums whatever the policy. baseline: the source of the artefact that the
+    case is timed against; same_schedule: whether this one gets the schedule of that one.
     """
 
     source: str | Path
     artefact: str
     case: Case
     dtype: str = "f16"
+    baseline: str | None = None
+    same_schedule: bool = False
 
 
 def product(m: int, n: int, k: int, dtype: str = "f16", **fields: Any) -> Work:
@@ -134,7 +141,33 @@ def stress() -> Iterator[Work]:
     yield from (replace_name(product(m, n, k, time=False), "stress ") for m, n, k in STRESS)
 
 
-SUITES = {"gemm": gemm, "squares": squares, "gemma4": gemma4, "integers": integers, "stress": stress}
+def ragged() -> Iterator[Work]:
+    """Any sizes in any layout."""
+    yield from (Work(kind.text, kind.artefact, case, kind.dtype) for kind, case in ragged_cases())
+
+
+def dynamic() -> Iterator[Work]:
+    """The six shapes twice, each against its static artefact: all sizes `?` in one artefact; and, as what the sizes alone cost,
+    an artefact with `?` for each of the static schedules."""
+    text = MATMUL.format(m="?", n="?", k="?", t="f16")
+    for m, n, k in SIX:
+        static = product(m, n, k)
+        for variant, artefact in (("dynamic", "dynamic"), ("same_schedule", f"{static.artefact}_dynamic")):
+            name = f"{static.case.name} {variant}"
+            case = replace(static.case, name=name, variant=variant, suite=variant, against=static.artefact)
+            baseline = str(static.source)
+            yield Work(text, artefact, case, baseline=baseline, same_schedule=variant == "same_schedule")
+
+
+SUITES = {
+    "gemm": gemm,
+    "squares": squares,
+    "gemma4": gemma4,
+    "integers": integers,
+    "stress": stress,
+    "ragged": ragged,
+    "dynamic": dynamic,
+}
 
 
 def signature(path: Path) -> tuple[str, dict[str, list[int | None]]]:
@@ -213,7 +246,7 @@ def variant_case(work: Work, variant: str, settings: Mapping[str, Any]) -> Case:
         work.case,
         artefact="-".join(filter(None, (work.artefact, variant))),
         name=" ".join(filter(None, (work.case.name, variant))),
-        variant=variant,
+        variant=variant or work.case.variant,
         settings=dict(settings) or None,
     )
     if "accumulate" not in settings or work.dtype == "bf16":
@@ -225,10 +258,17 @@ def variant_case(work: Work, variant: str, settings: Mapping[str, Any]) -> Case:
 
 def compile_case(directory: Path, target: str, work: Work, case: Case, settings: Mapping[str, Any]) -> None:
     """Write the case's artefact, unless it is there, and what the case expects. Raises `EmmyError`."""
+    fields = {name: value for name, value in settings.items() if name != "accumulate"}
+    policy = settings.get("accumulate", "f32")
+    if case.against is not None and work.baseline is not None:
+        static = directory / case.against
+        if not static.exists():
+            compile_module(work.baseline, target, accumulate=policy, schedule=fields).artefact.save(static)
+        if work.same_schedule:
+            (kernel,) = Artefact.load(static).kernels.values()
+            fields = dict(kernel["schedule"])
     if not (directory / case.artefact).exists():
-        fields = {name: value for name, value in settings.items() if name != "accumulate"}
-        module = compile_module(work.source, target, accumulate=settings.get("accumulate", "f32"), schedule=fields)
-        module.artefact.save(directory / case.artefact)
+        compile_module(work.source, target, accumulate=policy, schedule=fields).artefact.save(directory / case.artefact)
     if case.expect is not None and not (directory / case.expect).exists():
         write_expectation(directory, case)
 

@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from emmy.bench.ablation import ablation_tables
+from emmy.bench.against import against_table
 from emmy.bench.pages import figure, markdown_table, told, write_or_check
 from emmy.bench.records import (
     Record,
@@ -219,7 +220,9 @@ def section(path: Path) -> str:
     prose = path.with_suffix(".md")
     parts = [prose.read_text().strip() + "\n" if prose.is_file() else f"## {path.stem}\n", where_and_when(run)]
     parts += ablation_tables(run)
-    if any(case.get("variant") for case in run.timed):
+    if table := against_table(run.timed):
+        parts.append(table)
+    elif any(case.get("variant") for case in run.timed):
         parts.append(ladder(run))
     elif run.timed:
         parts.append(timed_table(run))

@@ -24,6 +24,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from emmy.bench.against import against_lines
 from emmy.bench.cases import Case, load_cases, load_refused
 from emmy.bench.child import Child, ChildFailed
 from emmy.bench.peers import DEFAULT_PEERS, PEERS, START_SECONDS
@@ -102,7 +103,7 @@ def run_cases(
         }
         fields = {"name": case.name, "artefact": case.artefact, "entry": case.entry, "shapes": case.shapes}
         fields |= {"data": case.data, "policy": case.policy, "suite": case.suite}
-        fields |= {"variant": case.variant, "settings": case.settings}
+        fields |= {"variant": case.variant, "settings": case.settings, "layouts": case.layouts}
         fields |= {"max_k": case.max_k} if case.policy == "hybrid" else {}
         results.append(ask("case", request, options.seconds_per_case, **fields))
     if not options.check_only:
@@ -158,7 +159,7 @@ def run_directory(directory: Path, out: Path, options: Options, only: str | None
         results, brackets = run_cases(directory, cases, child, out, options, command)
     finally:
         child.stop()
-    print("\n".join(format_table(results, brackets)))
+    print("\n".join([*format_table(results, brackets), *against_lines(results)]))
     return 0 if all(result["ok"] for result in results) else 1
 
 

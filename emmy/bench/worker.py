@@ -128,7 +128,8 @@ class Worker:
 
     def case(self, request: dict[str, Any]) -> dict[str, Any]:
         directory, case = Path(request["directory"]), Case.parse(request["case"])
-        found = run_case(self._module(str(directory / case.artefact)), case, directory, request)
+        against = self._module(str(directory / case.against)) if case.against is not None else None
+        found = run_case(self._module(str(directory / case.artefact)), case, directory, request, against)
         self.torch.cuda.empty_cache()
         return found
 

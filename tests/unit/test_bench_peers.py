@@ -8,6 +8,7 @@ from argparse import ArgumentTypeError
 import pytest
 
 from emmy.bench import measure
+from emmy.bench.cases import Case
 from emmy.bench.peers import PEERS
 from emmy.bench.run import default_seconds, peer_list
 
@@ -37,7 +38,8 @@ class TimedOnly(measure.Measurement):
 
     def __init__(self, work):
         self.torch, self.work, self.args = FakeTorch(), work, [FakeTensor(), FakeTensor()]
-        self.inputs = self.outputs = []
+        self.inputs = self.outputs = self.outs = []
+        self.against = None
         self.launch = lambda: None
         self.synchronize = lambda: None
 
@@ -72,6 +74,21 @@ def test_every_peer_is_in_the_rounds_and_the_first_stands_beside_ours(clock, mon
         "ratio": 2,
     }
     assert set(found["peers"]) == {"cublas", "other"}
+
+
+def test_the_artefact_that_a_case_is_compared_with_is_in_the_rounds(clock):
+    calls = []
+
+    class Static:
+        def run(self, entry, args, out):
+            calls.append((entry, args, out))
+
+    measured = TimedOnly(MATMUL)
+    measured.against, measured.case = Static(), Case("dynamic", "mm", {}, against="static")
+    found = measured.time(4)
+    assert calls == [("mm", measured.args, [])]
+    assert (found["peers"]["static"]["us"], found["peers"]["static"]["ratio"]) == (20.0, 2.0)
+    assert found["ratio"] == 1.5
 
 
 def test_a_peer_that_fails_or_cannot_is_no_reason_to_stop(clock, monkeypatch):
