@@ -32,6 +32,8 @@ class MapKind(StrEnum):
     ABS = "abs"
     EXP = "exp"
     EXP2 = "exp2"
+    LOG = "log"
+    LOG2 = "log2"
     RCP = "rcp"
     SQRT = "sqrt"
     RSQRT = "rsqrt"

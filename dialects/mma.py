@@ -471,6 +471,24 @@ class AnyNonfiniteOp(IRDLOperation):
 
 
 @irdl_op_definition
+class AnyOp(IRDLOperation):
+    """Whether an element of this warp's i1 fragment is true: one answer for its lanes, warps may differ. PTX: vote.any."""
+
+    name = "mma.any"
+    arg = operand_def(FragmentType)
+    result = result_def(i1)
+    traits = traits_def(Pure())
+    assembly_format = "$arg attr-dict `:` type($arg)"
+
+    def __init__(self, arg: SSAValue):
+        super().__init__(operands=[arg], result_types=[i1])
+
+    def verify_(self) -> None:
+        if cast(FragmentType, self.arg.type).element_type != i1:
+            raise VerifyException(f"any takes a fragment of i1, got {self.arg.type}")
+
+
+@irdl_op_definition
 class ConvertOp(IRDLOperation):
     """The same matrix with another element type (rounded to nearest even) and / or another place or atom.
 
@@ -577,6 +595,7 @@ Mma = Dialect(
         MapOp,
         ReduceOp,
         AnyNonfiniteOp,
+        AnyOp,
         ConvertOp,
         CoordOp,
         SliceOp,

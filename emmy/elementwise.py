@@ -59,6 +59,8 @@ ELEMENTWISE: dict[str, Elementwise] = {
     "abs": Elementwise(1, np.abs),
     "exp": Elementwise(1, np.exp),
     "exp2": Elementwise(1, np.exp2),
+    "log": Elementwise(1, np.log),
+    "log2": Elementwise(1, np.log2),
     "rcp": Elementwise(1, np.reciprocal),
     "sqrt": Elementwise(1, np.sqrt),
     "rsqrt": Elementwise(1, _rsqrt),

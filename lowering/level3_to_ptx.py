@@ -20,6 +20,7 @@ from xdsl.dialects.builtin import (
     FloatAttr,
     IntegerAttr,
     ModuleOp,
+    f32,
     i1,
     i32,
     i64,
@@ -36,7 +37,9 @@ from emmy.lowering.ptx_arithmetic import BINARY, COMPARISONS
 from emmy.lowering.ptx_builder import Builder, Number
 from emmy.lowering.ptx_copies import Copies
 from emmy.lowering.ptx_events import EVENTS, EventLowering, Role
-from emmy.lowering.ptx_fragments import Fragments, Registers, shape_of
+from emmy.lowering.ptx_fragments import Fragments
+from emmy.lowering.ptx_maps import Argument
+from emmy.lowering.ptx_shapes import Registers, shape_of
 from emmy.passes.allocate_shared import SHARED_BYTES
 from emmy.schedules import Schedule, entry_registers
 from emmy.targets import Target, get_target
@@ -351,11 +354,13 @@ class KernelLowering(EventLowering):
 
     def map(self, op: mma.MapOp) -> None:
         """Elementwise"""
-        args: list[Registers | SSAValue] = []
-        for arg in op.args:
-            value = self.values[arg]
-            args.append(value if isinstance(value, list) else self.flat(arg)[0])
-        self.values[op.result] = self.fragments.map(op, args)
+        self.values[op.result] = self.fragments.map(op, [self.argument(arg) for arg in op.args])
+
+    def argument(self, value: SSAValue) -> Argument:
+        """An operand of a map; floats and conditions as registers."""
+        if isinstance(value.type, mma.FragmentType):
+            return self.registers(value)
+        return self.flat(value)[0] if value.type in (f32, i1) else self.number(value)
 
     def reduce(self, op: mma.ReduceOp) -> None:
         """Shuffles"""
@@ -364,6 +369,10 @@ class KernelLowering(EventLowering):
     def any_nonfinite(self, op: mma.AnyNonfiniteOp) -> None:
         """A vote"""
         self.values[op.result] = self.fragments.any_nonfinite(op, self.registers(op.arg))
+
+    def any(self, op: mma.AnyOp) -> None:
+        """A vote"""
+        self.values[op.result] = self.fragments.any(op, self.registers(op.arg))
 
     def convert_fragment(self, op: mma.ConvertOp) -> None:
         """`cvt`"""
@@ -452,6 +461,7 @@ _register(mma.PromoteOp, KernelLowering.promote)
 _register(mma.MapOp, KernelLowering.map)
 _register(mma.ReduceOp, KernelLowering.reduce)
 _register(mma.AnyNonfiniteOp, KernelLowering.any_nonfinite)
+_register(mma.AnyOp, KernelLowering.any)
 _register(mma.ConvertOp, KernelLowering.convert_fragment)
 _register(mma.CoordOp, KernelLowering.coord)
 _register(mma.SliceOp, KernelLowering.slice)

@@ -1,7 +1,8 @@
 """The elementwise functions as PTX, on f32 registers: what `emmy.elementwise` says, in few instructions.
 
-exp2 and reciprocal are the hardware's approximations, good to about 2 units in the last place of f32 (PTX ISA, `ex2.approx`,
-`rcp.approx`). Sigmoid, SiLU and both tanh are built from them, because `tanh.approx` keeps 11 bits only.
+exp2, log2 and reciprocal are the hardware's approximations, good to about 2 units in the last place of f32 (PTX ISA,
+`ex2.approx`, `lg2.approx`, `rcp.approx`); powers and logarithms take and give zeros for numbers below 2^-126, which saves two
+instructions each. Sigmoid, SiLU and both tanh are built from them, because `tanh.approx` keeps 11 bits only.
 """
 
 from __future__ import annotations
@@ -12,11 +13,13 @@ from collections.abc import Callable
 from xdsl.dialects.builtin import f32
 from xdsl.ir import SSAValue
 
-from emmy.lowering.ptx_builder import Builder
+from emmy.lowering.ptx_builder import Builder, Number
 
 Function = Callable[..., SSAValue]
+IntegerFunction = Callable[[Builder, Number, Number], Number]
 
 LOG2_E = math.log2(math.e)
+LN_2 = math.log(2)
 GELU_SCALE = 2 * math.sqrt(2 / math.pi)
 """Twice the factor inside the tanh: 0.5 x (1 + tanh u) = x / (1 + exp(-2u))."""
 GELU_CUBIC = 0.044715
@@ -40,12 +43,12 @@ def _scaled(b: Builder, x: SSAValue, factor: float) -> SSAValue:
 
 
 def _exp(b: Builder, x: SSAValue) -> SSAValue:
-    return b.pure("ex2_approx_f32", _scaled(b, x, LOG2_E))
+    return b.pure("ex2_approx_ftz_f32", _scaled(b, x, LOG2_E))
 
 
 def _over_one_plus_exp2(b: Builder, numerator: SSAValue, exponent: SSAValue) -> SSAValue:
     """numerator / (1 + 2^exponent)"""
-    below = b.pure("add_f32", b.pure("ex2_approx_f32", exponent), _number(b, 1.0))
+    below = b.pure("add_f32", b.pure("ex2_approx_ftz_f32", exponent), _number(b, 1.0))
     return b.pure("mul_f32", numerator, b.pure("rcp_approx_f32", below))
 
 
@@ -70,17 +73,8 @@ def _relu(b: Builder, x: SSAValue) -> SSAValue:
     return b.pure("max_NaN_f32", x, _number(b, 0.0))
 
 
-def _test(name: str) -> Function:
-    """A comparison as 1.0 or 0.0."""
-
-    def build(b: Builder, x: SSAValue, y: SSAValue) -> SSAValue:
-        return b.pure("selp_f32", _number(b, 1.0), _number(b, 0.0), b.pure(name, x, y))
-
-    return build
-
-
-def _select(b: Builder, condition: SSAValue, x: SSAValue, y: SSAValue) -> SSAValue:
-    return b.pure("selp_f32", x, y, b.pure("setp_neu_f32", condition, _number(b, 0.0)))
+def _log(b: Builder, x: SSAValue) -> SSAValue:
+    return _scaled(b, b.pure("lg2_approx_ftz_f32", x), LN_2)
 
 
 FUNCTIONS: dict[str, Function] = {
@@ -93,7 +87,9 @@ FUNCTIONS: dict[str, Function] = {
     "neg": _one("neg_f32"),
     "abs": _one("abs_f32"),
     "exp": _exp,
-    "exp2": _one("ex2_approx_f32"),
+    "exp2": _one("ex2_approx_ftz_f32"),
+    "log": _log,
+    "log2": _one("lg2_approx_ftz_f32"),
     "rcp": _one("rcp_approx_f32"),
     "sqrt": _one("sqrt_approx_f32"),
     "rsqrt": _one("rsqrt_approx_f32"),
@@ -102,8 +98,33 @@ FUNCTIONS: dict[str, Function] = {
     "silu": _silu,
     "gelu_tanh": _gelu_tanh,
     "fma": _one("fma_rn_f32"),
-    "ge": _test("setp_ge_f32"),
-    "lt": _test("setp_lt_f32"),
-    "select": _select,
 }
-"""Name of `emmy.elementwise.ELEMENTWISE` -> builder of the function; NaN passes through max, min and relu, as in NumPy."""
+"""Name of `emmy.elementwise.ELEMENTWISE` -> builder of the function; NaN passes through max, min and relu, as in NumPy.
+
+Comparisons and `select` are not here: they give and take predicates.
+"""
+
+COMPARISONS = ("ge", "lt")
+"""The kinds that compare, by the name that setp has for them."""
+
+
+def select(b: Builder, condition: SSAValue, x: SSAValue, y: SSAValue) -> SSAValue:
+    """x where a predicate holds, else y."""
+    return b.pure("selp_f32", x, y, condition)
+
+
+def _integer(name: str) -> IntegerFunction:
+    def build(b: Builder, x: Number, y: Number) -> Number:
+        return b.pure(name, x, y)
+
+    return build
+
+
+INTEGER_FUNCTIONS: dict[str, IntegerFunction] = {
+    "add": Builder.add,
+    "sub": Builder.sub,
+    "mul": Builder.mul,
+    "max": _integer("max_s32"),
+    "min": _integer("min_s32"),
+}
+"""The functions of 32-bit integers."""

@@ -1,26 +1,21 @@
-"""Fragments as registers: loads, stores, products, elementwise functions, conversions.
-
-A fragment is the list of its 32-bit registers, atom by atom, row-major, as `emmy.atoms` says; 16-bit elements are in pairs,
-the even one in the lower half. *Elements* are those registers taken apart, in the same order, each an f32.
-"""
+"""Fragments as registers: loads, stores, products, promotions, conversions, parts. Which element is where: `ptx_shapes`."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import cast
 
-import numpy as np
-from xdsl.dialects.builtin import f32, i16, i32
-from xdsl.ir import Attribute, SSAValue
+from xdsl.dialects.builtin import i16, i32
+from xdsl.ir import SSAValue
 
-from emmy.atoms import Atom, LdmatrixPlan, OperandPlace, fragment_layout, get_atom, ldmatrix_plan
+from emmy.atoms import LdmatrixPlan, OperandPlace, fragment_layout, get_atom, ldmatrix_plan
 from emmy.dialects import mma
 from emmy.dialects.ptx import INSTRUCTIONS, ROWS, mma_name
 from emmy.errors import EmmyError
 from emmy.locations import location_of
 from emmy.lowering.ptx_addresses import (
+    ANYWHERE,
     BoxAddresses,
     SharedAddresses,
     SharedField,
@@ -28,69 +23,22 @@ from emmy.lowering.ptx_addresses import (
     View,
     inside,
     lane_expression,
+    room,
     room_of_fragment,
 )
-from emmy.lowering.ptx_builder import Builder, Number
-from emmy.lowering.ptx_elementwise import FUNCTIONS
+from emmy.lowering.ptx_builder import Builder, Condition, Number
+from emmy.lowering.ptx_maps import FragmentMaps, lane_position
+from emmy.lowering.ptx_shapes import FLOAT_DTYPES, Registers, Shape, any_atom, element_coordinates, shape_of
 from emmy.targets import Target
-
-Registers = list[SSAValue]
 
 MATRIX = 16
 """Rows and columns of the block that one ldmatrix.x4 loads."""
-
-FLOAT_DTYPES = ("f16", "bf16", "f32")
 
 PROMOTING = get_atom("m16n8k8", "f16", "f32")
 """The atom that adds f16 partial sums, as its operand a, into f32 sums."""
 
 ONE_F16 = 0x3C00
 """1.0 as f16."""
-
-NONFINITE_CHAINS = 4
-"""Independent sums of a test for infinities: as many as an f32 instruction has cycles of latency."""
-
-
-@dataclass(frozen=True)
-class Shape:
-    """What of a fragment's type decides where its elements are. Layouts of all dtypes with an atom's shape agree."""
-
-    rows: int
-    cols: int
-    place: OperandPlace
-    atom: str
-    dtype: str
-
-    @property
-    def packed(self) -> bool:
-        """Two elements in a register?"""
-        return self.dtype in ("f16", "bf16")
-
-
-def shape_of(type_: Attribute) -> Shape:
-    """The shape of a fragment type."""
-    assert isinstance(type_, mma.FragmentType)
-    rows, cols = type_.get_shape()
-    return Shape(rows, cols, cast(OperandPlace, type_.place.data), type_.atom.data, str(type_.element_type))
-
-
-def any_atom(name: str) -> Atom:
-    """An atom of this shape: the layouts of its operands do not depend on their dtypes."""
-    return get_atom(name, "f16", "f32")
-
-
-@lru_cache(maxsize=256)
-def element_coordinates(rows: int, cols: int, place: OperandPlace, atom: str) -> tuple[tuple[int, int], ...]:
-    """(row, column) of each element that lane 0 holds; other lanes add the coordinates of `lane_coordinates`."""
-    layout = fragment_layout(any_atom(atom), place, rows, cols)
-    row, col = layout.inverse().apply(np.arange(layout.place_shape[0]), 0)
-    return tuple(zip(np.atleast_1d(row).tolist(), np.atleast_1d(col).tolist(), strict=True))
-
-
-@lru_cache(maxsize=256)
-def element_numbers(rows: int, cols: int, place: OperandPlace, atom: str) -> dict[tuple[int, int], int]:
-    """The reverse of `element_coordinates`."""
-    return {at: number for number, at in enumerate(element_coordinates(rows, cols, place, atom))}
 
 
 @lru_cache(maxsize=64)
@@ -99,44 +47,14 @@ def matrix_plan(place: OperandPlace, transposed: bool, rows: int, cols: int, ato
     return ldmatrix_plan(place, transposed, rows, cols, any_atom(atom))
 
 
-class Fragments:
+class Fragments(FragmentMaps):
     """Lowers the fragment ops of a kernel."""
 
     def __init__(self, builder: Builder, shared: SharedAddresses, lane: SSAValue, target: Target):
         """lane: lane number."""
-        self.builder = builder
+        super().__init__(builder, lane)
         self.shared = shared
-        self.lane = lane
         self.target = target
-
-    # ---- registers and elements --------------------------------------------------------------------------------------
-
-    def elements(self, shape: Shape, registers: Registers) -> Registers:
-        """Each element as an f32."""
-        b = self.builder
-        if shape.dtype == "f32":
-            return registers
-        found: Registers = []
-        for register in registers:
-            halves = b.emit("unpack_b32", (register,)).results
-            found.extend(b.pure(f"cvt_f32_{shape.dtype}", half) for half in halves)
-        return found[: len(element_coordinates(shape.rows, shape.cols, shape.place, shape.atom))]
-
-    def pack(self, dtype: str, elements: Registers) -> Registers:
-        """f32 elements as registers of a dtype, rounded to nearest even. A lone last element fills both halves."""
-        if dtype == "f32":
-            return elements
-        evens, odds = elements[::2], elements[1::2]
-        odds = odds + evens[len(odds) :]
-        return [self.builder.pure(f"cvt_rn_{dtype}x2_f32", odd, even) for even, odd in zip(evens, odds, strict=True)]
-
-    def fill(self, shape: Shape, value: float) -> Registers:
-        """One value in all elements."""
-        b, count = self.builder, len(element_coordinates(shape.rows, shape.cols, shape.place, shape.atom))
-        element = b.constant(value, f32)
-        if shape.packed and value == 0.0:
-            return [b.constant(0)] * -(-count // 2)
-        return self.pack(shape.dtype, [element] * count)
 
     # ---- shared memory -----------------------------------------------------------------------------------------------
 
@@ -181,15 +99,9 @@ class Fragments:
             lane_expression(self.builder, self.lane, plan.cols),
         )
 
-    def accumulator_lanes(self, shape: Shape) -> tuple[Number, Number]:
-        """(row, column) of the first element of this lane in a c fragment; sizes of 1 are held by all lanes."""
-        b = self.builder
-        row = b.divide(self.lane, 4) if shape.rows > 1 else 0
-        return row, b.mul(b.low_bits(self.lane, 3), 2) if shape.cols > 1 else 0
-
     def _load_pairs(self, shape: Shape, field: SharedField, slot: Number, at: tuple[Number, Number]) -> Registers:
         """A c fragment by plain loads: two neighbouring columns at once where there are two."""
-        b, lanes = self.builder, self.accumulator_lanes(shape)
+        b, lanes = self.builder, lane_position(self.builder, self.lane, shape)
         coordinates = element_coordinates(shape.rows, shape.cols, shape.place, shape.atom)
         registers: Registers = []
         if shape.cols == 1:
@@ -219,7 +131,7 @@ class Fragments:
         if shape.packed and self.target.stmatrix and shape.cols % MATRIX == 0:
             self._store_matrices(shape, registers, field, slot, at)
             return
-        lanes, count = self.accumulator_lanes(shape), 1 if shape.packed else 2
+        lanes, count = lane_position(self.builder, self.lane, shape), 1 if shape.packed else 2
         name = "st_shared_b32" if shape.packed else "st_shared_v2_f32"
         coordinates = element_coordinates(shape.rows, shape.cols, shape.place, shape.atom)
         for number, steps in enumerate(coordinates[::2]):
@@ -251,9 +163,16 @@ class Fragments:
     ) -> None:
         """A c fragment straight to a view; block: rows and columns of the CTA's tile (see `room_of_fragment`)."""
         b, shape = self.builder, shape_of(op.value.type)
-        if shape.place != "c" or 1 in (shape.rows, shape.cols) or view.rank < 2 or shape.dtype not in FLOAT_DTYPES:
+        if (
+            shape.place != "c"
+            or shape.dtype not in FLOAT_DTYPES
+            or (view.rank < 2 and 1 not in (shape.rows, shape.cols))
+        ):
             raise EmmyError(f"no instruction stores the fragment {op.value.type} to global memory", location_of(op))
-        lanes = self.accumulator_lanes(shape)
+        if 1 in (shape.rows, shape.cols):
+            self._store_vector(shape, registers, view, at, block)
+            return
+        lanes = lane_position(self.builder, self.lane, shape)
         box = BoxAddresses(b, view, at.indices, lanes)
         rows_left, columns_left = room_of_fragment(b, view, at, (shape.rows, shape.cols), block[:2], lanes)
         pairs = self._stored_in_pairs(view, at.indices)
@@ -266,6 +185,33 @@ class Fragments:
                 guards = [] if guard is True else [b.predicate(guard)]
                 b.emit(name, (address.register, *operands, *guards), (address.immediate,))
 
+    def _store_vector(
+        self, shape: Shape, registers: Registers, view: View, at: TileOffset, block: Sequence[int]
+    ) -> None:
+        """A fragment of one row or column along a view's last dimension, each element by the first lane that holds it."""
+        b, axis = self.builder, 0 if shape.cols == 1 else 1
+        extents, position = (shape.rows, shape.cols), lane_position(self.builder, self.lane, shape)
+        others = b.low_bits(self.lane, 3) if axis == 0 else b.divide(self.lane, 4)
+        first: Condition = b.compare("eq", others, 0) if max(extents) > 1 else b.compare("eq", self.lane, 0)
+        box = BoxAddresses(b, view, at.indices, (0, position[axis]))
+        tile = block[axis] if at.step(-1, extents[axis]) != ANYWHERE else ANYWHERE
+        left = room(b, view.sizes[-1], tile, at.indices[-1], position[axis])
+        places = element_coordinates(shape.rows, shape.cols, shape.place, shape.atom)
+        name = "st_global_f32" if shape.dtype == "f32" else "st_global_b16"
+        for place, value in zip(places, self.singles(shape, registers), strict=True):
+            address = box.address(0, place[axis])
+            guard = b.both(inside(b, left, place[axis]), first)
+            b.emit(name, (address.register, value, b.predicate(guard)), (address.immediate,))
+
+    def singles(self, shape: Shape, registers: Registers) -> Registers:
+        """Each element in a register of its own size."""
+        if not shape.packed:
+            return registers
+        halves: Registers = []
+        for register in registers:
+            halves.extend(self.builder.emit("unpack_b32", (register,)).results)
+        return halves[: len(element_coordinates(shape.rows, shape.cols, shape.place, shape.atom))]
+
     def load_global(
         self, op: mma.LoadGlobalOp, view: View, at: TileOffset, transposed: bool, block: Sequence[int]
     ) -> Registers:
@@ -276,7 +222,7 @@ class Fragments:
         b, shape = self.builder, shape_of(op.result.type)
         if not shape.packed or 1 in (shape.rows, shape.cols) or view.rank < 2:
             raise EmmyError(f"no instruction loads the fragment {op.result.type} from global memory", location_of(op))
-        row, column = self.accumulator_lanes(shape)  # of the first element, in all places
+        row, column = lane_position(self.builder, self.lane, shape)  # of the first element, in all places
         tile, extents = (block[0] if shape.place == "a" else block[1], block[2]), (shape.rows, shape.cols)
         lanes = (column, row) if transposed else (row, column)
         if transposed:
@@ -397,63 +343,6 @@ class Fragments:
         if source.dtype == result.dtype:
             return registers
         return self.pack(result.dtype, self.elements(source, registers))
-
-    def map(self, op: mma.MapOp, args: Sequence[Registers | SSAValue]) -> Registers:
-        """An elementwise function; 16-bit operands are computed in f32 and rounded once. Scalars are f32 values."""
-        result = shape_of(op.result.type)
-        function = FUNCTIONS[op.kind.data.value]
-        coordinates = element_coordinates(result.rows, result.cols, result.place, result.atom)
-        columns: list[Registers] = []
-        for value, arg in zip(op.args, args, strict=True):
-            if isinstance(arg, SSAValue):
-                if arg.type != f32:
-                    raise EmmyError(f"mma.map takes fragments and f32 scalars, got {arg.type}", location_of(op))
-                columns.append([arg] * len(coordinates))
-                continue
-            source = shape_of(value.type)
-            if source.dtype not in FLOAT_DTYPES:
-                raise EmmyError(f"mma.map does not take fragments of {source.dtype} yet", location_of(op))
-            numbers = element_numbers(source.rows, source.cols, source.place, source.atom)
-            elements = self.elements(source, arg)
-            at = [(min(row, source.rows - 1), min(col, source.cols - 1)) for row, col in coordinates]
-            columns.append([elements[numbers[place]] for place in at])
-        values = [function(self.builder, *operands) for operands in zip(*columns, strict=True)]
-        return self.pack(result.dtype, values)
-
-    def reduce(self, op: mma.ReduceOp, registers: Registers) -> Registers:
-        """Over the columns: inside the lane, then over the four lanes of a row."""
-        b, shape = self.builder, shape_of(op.arg.type)
-        combine = FUNCTIONS[{"sum": "add", "max": "max"}[op.kind.data.value]]
-        rows: dict[int, SSAValue] = {}
-        coordinates = element_coordinates(shape.rows, shape.cols, shape.place, shape.atom)
-        for (row, _), element in zip(coordinates, self.elements(shape, registers), strict=True):
-            rows[row] = combine(b, rows[row], element) if row in rows else element
-        for lanes in (1, 2):
-            for row, value in rows.items():
-                other = b.emit("shfl_bfly_f32", (value,), (lanes,)).results[0]
-                rows[row] = combine(b, value, other)
-        return self.pack(shape.dtype, [rows[row] for row in sorted(rows)])
-
-    def any_nonfinite(self, op: mma.AnyNonfiniteOp, registers: Registers) -> SSAValue:
-        """x * 0 is NaN where x is not finite, and so is a sum of such terms; then a vote of the warp."""
-        b, shape = self.builder, shape_of(op.arg.type)
-        zero = b.constant(0.0, f32)
-        sums = [zero] * NONFINITE_CHAINS
-        for number, element in enumerate(self.elements(shape, registers)):
-            chain = number % NONFINITE_CHAINS
-            sums[chain] = b.pure("fma_rn_f32", element, zero, sums[chain])
-        while len(sums) > 1:
-            sums = [b.pure("add_f32", x, y) for x, y in zip(sums[::2], sums[1::2], strict=True)]
-        return b.emit("vote_any_pred", (b.pure("setp_neu_f32", sums[0], zero),)).results[0]
-
-    def coordinates(self, op: mma.CoordOp, base: Number) -> Registers:
-        """Row or column numbers, counted from `base`, as i32."""
-        b, shape, axis = self.builder, shape_of(op.result.type), op.axis.value.data
-        if shape.place != "c":
-            raise EmmyError(f"mma.coord makes c fragments, not {op.result.type}", location_of(op))
-        start = b.add(self.accumulator_lanes(shape)[axis], base)
-        places = element_coordinates(shape.rows, shape.cols, shape.place, shape.atom)
-        return [b.register(b.add(start, place[axis]), i32) for place in places]
 
     # ---- parts -------------------------------------------------------------------------------------------------------
 

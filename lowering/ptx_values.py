@@ -16,7 +16,7 @@ from xdsl.ir import SSAValue
 from emmy.dialects.async_copy import CursorType
 from emmy.lowering.ptx_addresses import TileOffset
 from emmy.lowering.ptx_builder import Builder, Condition, Number
-from emmy.lowering.ptx_fragments import Registers
+from emmy.lowering.ptx_shapes import Registers
 from emmy.passes.alignment import divisor
 
 Pair = tuple[Number, Number]

@@ -547,6 +547,11 @@ def _any(w: _Writer, op: mma.AnyOp) -> None:
     w.put(f"{w.name(op.result)} = bool({w.name(op.arg)}.any())")
 
 
+@_rule(mma.AnyOp)
+def _any(w: _Writer, op: mma.AnyOp) -> None:
+    w.put(f"{w.name(op.result)} = bool({w.name(op.arg)}.any())")
+
+
 @_rule(mma.ConvertOp)
 def _convert(w: _Writer, op: mma.ConvertOp) -> None:
     w.put(f"{w.name(op.result)} = cast_value({w.name(op.arg)}, {_dtype(w, op.result)})")

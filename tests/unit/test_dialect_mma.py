@@ -14,6 +14,7 @@ def fragment(shape: str, element: str = "f16", place: str = "c", atom: str = "m1
 
 
 A, B, C, F = fragment("64x16", place="a"), fragment("32x16", place="b"), fragment("64x32"), fragment("64x32", "f32")
+SEEN = fragment("64x32", "i1")
 READ = "!async_copy.slot<@ab, read>"
 
 HEAD = f"""tile.kernel @k(%v: !tile.view<64x64xf16>, %w: !tile.view<2x64x64xf32>) {{
@@ -48,6 +49,8 @@ WHOLE = (
   %ga = mma.load_global %v[%z, %wm] : !tile.view<64x64xf16> -> {A}
   %gb = mma.load_global %v[%z, %wm] transposed : !tile.view<64x64xf16> -> {B}
   %bad = mma.any_nonfinite %d : {F}
+  %seen = mma.map ge %f, %f : ({F}, {F}) -> {SEEN}
+  %some = mma.any %seen : {SEEN}
   mma.store %h -> %o["c"][%z, %z] : {C} -> !async_copy.slot<@out, fill>
   mma.store_global %f -> %w[%z, %z, %z] : {F} -> !tile.view<2x64x64xf32>
 }}
@@ -96,6 +99,7 @@ BROKEN = {
         f"%i = mma.coord 1 from %z : {fragment('1x32', 'i32')}\n%q = mma.any_nonfinite %i : {fragment('1x32', 'i32')}",
         "any_nonfinite tests floats",
     ),
+    "element of any": (f"%q = mma.any %c : {C}", "any takes a fragment of i1"),
     "places of mma": (
         f"%q = mma.mma %b, %b, %c : ({B}, {B}) -> {C}",
         "operand a of mma is a fragment of place a, got b",
