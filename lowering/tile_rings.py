@@ -200,12 +200,15 @@ def _carry(result: Slice, loop: scf.ForOp, number: int) -> list[SSAValue]:
     return [*needs, loop.iter_args[number], last.operands[number]]
 
 
+def is_index_arithmetic(op: Operation) -> bool:
+    """Is an op pure, or a read of what no kernel writes while it runs, without tiles? Both halves may do it."""
+    return (is_side_effect_free(op) or isinstance(op, tile.ReadOp)) and not touches_tiles(op)
+
+
 def stays_at_top(op: Operation, staying: set[Operation]) -> bool:
-    """Can an op of the kernel's block stand before both halves? It is pure, no tile, and needs only such ops."""
-    return (
-        is_side_effect_free(op)
-        and not touches_tiles(op)
-        and all(not isinstance(v.owner, Operation) or v.owner in staying for v in _outer_operands(op))
+    """Can an op of the kernel's block stand before both halves? It is index arithmetic, and needs only such ops."""
+    return is_index_arithmetic(op) and all(
+        not isinstance(v.owner, Operation) or v.owner in staying for v in _outer_operands(op)
     )
 
 

@@ -19,7 +19,7 @@ from xdsl.ir import Block, Operation, Region, SSAValue
 from xdsl.passes import ModulePass
 from xdsl.traits import is_side_effect_free
 
-from emmy.atoms import Atom, get_atom
+from emmy.atoms import Atom, accumulator_feeds, get_atom
 from emmy.dialects import async_copy, mma, tile
 from emmy.dialects.tensor_op import AccumulateAttr, contraction
 from emmy.errors import EmmyError
@@ -30,6 +30,7 @@ from emmy.lowering.tile_rings import (
     Slice,
     copy_slice,
     in_block,
+    is_index_arithmetic,
     plan_rings,
     stays_at_top,
     tile_type,
@@ -50,8 +51,9 @@ class LowerTile(ModulePass):
     `async_copy.consumer`.
 
     Accepts kernels with a schedule (without products it may be missing) and, over tiles of rank 1 or 2: `tile.load`,
-    `fill`, `dot` (of loaded operands), `map`, `cast`, `store`, in any nest of `scf.for`; index arithmetic anywhere.
-    Other tile ops are an EmmyError that names them.
+    `fill`, `dot` (of loaded operands; a may be computed), `map`, `cast`, `reduce` of columns, `coord`, `squeeze` before a
+    `store`, in any nest of `scf.for`; index arithmetic and `tile.read` anywhere. Other tile ops are an EmmyError that
+    names them.
 
     Guarantees:
     * each load is a field of an inbound pipeline; loads of one loop body with one place of last use share a pipeline
@@ -59,10 +61,11 @@ class LowerTile(ModulePass):
     * a slot is waited for just before its first use and released just after its last one; every pipeline is drained at
       the end of the producer, and in the consumer after the outermost op that uses it;
     * a tile value is a fragment of place c: rows split over warp axis 0, columns over axis 1, sizes of 1 held by all; a
-      `dot` is one `mma.mma` for each k-step of the atom, in order of k;
+      `dot` is one `mma.mma` for each k-step of the atom, in order of k; a computed operand a is converted to place a, as
+      a whole, and cut into k-steps (no instruction: the layouts are equal);
     * a store goes through an outbound pipeline of one slot where the schedule's epilogue is `shared`, unless the tile is
       larger than both the loops' rings and the memory of a CTA (of `target`, by default of the smallest one): then,
-      and with epilogue `direct`, it is `mma.store_global`;
+      and with epilogue `direct`, it is `mma.store_global`, as it is for one row or column;
     * an accumulation policy that is more than the types say (hybrid) stays on `mma.mma`; with `overflow = redo` the loop is
       followed by its second computation in f32 (`tile_redo`), for sums that are not finite.
 
@@ -164,7 +167,9 @@ def make_plan(kernel: tile.KernelOp, limit: int) -> Plan:
     outbound: dict[tile.StoreOp, Outbound] = {}
     if schedule.epilogue == "shared":
         for op in kernel.walk():
-            if isinstance(op, tile.StoreOp) and tile_bytes(tile_type(op.value)) <= max(limit, loops):
+            if not isinstance(op, tile.StoreOp) or not is_matrix(tile_type(op.value)):
+                continue
+            if tile_bytes(tile_type(op.value)) <= max(limit, loops):
                 outbound[op] = Outbound(unique_name("out", taken), view_name(op.view, "c"), op)
     staying: set[Operation] = set()
     for op in kernel.block.ops:
@@ -172,6 +177,11 @@ def make_plan(kernel: tile.KernelOp, limit: int) -> Plan:
             staying.add(op)
     copies = copy_slice(kernel, [load for ring in rings for load in ring.fields])
     return Plan(kernel, schedule, rings, outbound, copies, staying)
+
+
+def is_matrix(type_: tile.TileType) -> bool:
+    """Two dimensions, neither of them 1."""
+    return len(type_.get_shape()) == 2 and 1 not in type_.get_shape()
 
 
 def tile_bytes(type_: tile.TileType) -> int:
@@ -329,7 +339,7 @@ class ConsumerHalf:
         convert = CONVERSIONS.get(type(op))
         if convert is not None:
             convert(self, op, emit)
-        elif is_side_effect_free(op) and not touches_tiles(op):
+        elif is_index_arithmetic(op):
             emit(op.clone(self.values))
         else:
             raise EmmyError(f"lower-tile cannot lower {op.name} yet", location_of(op))
@@ -409,6 +419,11 @@ class ConsumerHalf:
         """Element offsets of this warp's part in a tile, one for each dimension."""
         return [self.offset(axis, extent) for axis, extent in zip((0, 1)[-len(shape) :], shape, strict=True)]
 
+    def moved(self, start: SSAValue, by: SSAValue, emit: Emitter) -> SSAValue:
+        """An index plus this warp's offset."""
+        start = self.values.get(start, start)
+        return start if by is self.constants.get(0) else emit.value(arith.AddiOp(start, by))
+
     # ---- values
 
     def value(self, old: SSAValue, op: Operation, emit: Emitter) -> SSAValue:
@@ -445,6 +460,30 @@ class ConsumerHalf:
         type_ = self.fragment_type(tile_type(op.result), op)
         self.define(op.result, emit.value(mma.ConvertOp(self.value(op.arg, op, emit), type_)))
 
+    def reduce(self, op: tile.ReduceOp, emit: Emitter) -> None:
+        """Of columns, which one warp holds all of."""
+        source, result = tile_type(op.arg), tile_type(op.result)
+        if len(source.get_shape()) != 2 or op.axis.value.data != 1 or self.plan.schedule.warps[1] != 1:
+            raise EmmyError(
+                "lower-tile reduces the columns (axis 1) of tiles of two dimensions that one warp holds whole (warps = [W, 1])",
+                location_of(op),
+            )
+        kept = self.fragment_type(result, op).get_shape()[1]
+        self.define(op.result, emit.value(mma.ReduceOp(op.kind, self.value(op.arg, op, emit), kept)))
+
+    def coord(self, op: tile.CoordOp, emit: Emitter) -> None:
+        """Counted from where this warp's part begins."""
+        shape = tile_type(op.result).get_shape()
+        axis = op.axis.value.data + 2 - len(shape)
+        start = self.moved(op.base, self.position(shape)[op.axis.value.data], emit)
+        self.define(op.result, emit.value(mma.CoordOp(axis, start, self.fragment_type(tile_type(op.result), op))))
+
+    def squeeze(self, op: tile.SqueezeOp, emit: Emitter) -> None:
+        """The same fragment: a store runs along whichever axis is left."""
+        if not all(isinstance(use.operation, tile.StoreOp) for use in op.result.uses):
+            raise EmmyError("what tile.squeeze gives can be stored, and nothing else", location_of(op))
+        self.define(op.result, self.value(op.arg, op, emit))
+
     def dot(self, op: tile.DotOp, emit: Emitter) -> None:
         """One `mma.mma` for each k-step; a and b are read from their slots, transposed if they are stored that way."""
         a, b, c = (tile_type(v) for v in (op.a, op.b, op.acc))
@@ -461,32 +500,49 @@ class ConsumerHalf:
         a_type = mma.FragmentType.get((rows, atom.k), a.element_type, "a", atom.name)
         b_type = mma.FragmentType.get((cols, atom.k), b.element_type, "b", atom.name)
         policy = policy_left(op.accumulate, str(c.element_type))
-        (slot_a, field_a), (slot_b, field_b) = self.slot_of(op.a, "a", op), self.slot_of(op.b, "b", op)
+        if op.b not in self.slots:
+            raise EmmyError("lower-tile takes operand b of a tile.dot from a tile.load only", location_of(op))
+        computed = None if op.a in self.slots else self.computed_operand(op, (rows, k), atom, emit)
+        slot_b, field_b = self.slots[op.b]
         for step in range(k // atom.k):
             at = self.constant(step * atom.k)
-            fa = emit.value(mma.LoadOp(slot_a, field_a, [at, row] if ta else [row, at], a_type, ta))
+            if computed is not None:
+                fa = emit.value(mma.SliceOp(computed, (0, step * atom.k), a_type))
+            else:
+                slot_a, field_a = self.slots[op.a]
+                fa = emit.value(mma.LoadOp(slot_a, field_a, [at, row] if ta else [row, at], a_type, ta))
             fb = emit.value(mma.LoadOp(slot_b, field_b, [col, at] if tb else [at, col], b_type, not tb))
             acc = emit.value(mma.MmaOp(hint(fa, f"a{step}"), hint(fb, f"b{step}"), acc, policy))
         self.define(op.result, acc)
 
-    def slot_of(self, operand: SSAValue, place: str, op: tile.DotOp) -> tuple[SSAValue, str]:
-        """Slot and field of an operand of a dot."""
-        if operand not in self.slots:
-            raise EmmyError(f"lower-tile takes operand {place} of a tile.dot from a tile.load only", location_of(op))
-        return self.slots[operand]
+    def computed_operand(self, op: tile.DotOp, shape: tuple[int, int], atom: Atom, emit: Emitter) -> SSAValue:
+        """Operand a of a dot that is no load: what warps hold as place c, converted to place a (with the cast before it)."""
+        whole = self.plan.schedule.warps[1] == 1 and op.transpose_a is None
+        if not whole or not accumulator_feeds(atom, atom, *shape):
+            raise EmmyError(
+                "lower-tile takes a computed operand a of a tile.dot only where it lies in registers as the atom wants it: "
+                "not transposed, and with warps = [W, 1]",
+                location_of(op),
+            )
+        source = op.a.owner.arg if isinstance(op.a.owner, tile.CastOp) else op.a
+        type_ = mma.FragmentType.get(shape, tile_type(op.a).element_type, "a", atom.name)
+        return hint(emit.value(mma.ConvertOp(self.value(source, op, emit), type_)), op.a.name_hint)
 
     def store(self, op: tile.StoreOp, emit: Emitter) -> None:
         """Through the store's outbound pipeline, or straight from registers."""
         shape, value = tile_type(op.value).get_shape(), self.value(op.value, op, emit)
-        if len(shape) != 2 or 1 in shape:
+        position = self.position(shape)
+        if isinstance(op.value.owner, tile.SqueezeOp):
+            position = self.position((shape[-1], 1))[:1]
+        elif not is_matrix(tile_type(op.value)):
             got = "x".join(map(str, shape))
             raise EmmyError(f"kernels store tiles of two dimensions, neither of them 1; got {got}", location_of(op))
         indices = [self.values.get(index, index) for index in op.indices]
         out = self.plan.outbound.get(op)
         if out is None:
-            places = zip(indices[-2:], self.position(shape), strict=True)
-            moved = [i if at is self.constants.get(0) else emit.value(arith.AddiOp(i, at)) for i, at in places]
-            emit(mma.StoreGlobalOp(value, op.view, [*indices[:-2], *moved]))
+            count = len(position)
+            moved = [self.moved(i, at, emit) for i, at in zip(indices[-count:], position, strict=True)]
+            emit(mma.StoreGlobalOp(value, op.view, [*indices[:-count], *moved]))
             return
         acquire = emit(async_copy.AcquireOp(self.cursors[out]))
         self.cursors[out] = hint(acquire.next, f"{out.name}_next")
@@ -511,6 +567,7 @@ class ConsumerHalf:
         for inside in old.ops:
             self.convert(inside, inner.at(inside))
         loop = emit.at(op)(scf.ForOp(bounds[0], bounds[1], bounds[2], starts, body))
+        loop.attributes |= op.attributes
         sums: list[SSAValue] = list(loop.results[: len(op.results)])
         if wants_redo(op):
             sums = Redo(self.values, self.constant, self.offset).of_loop(op, sums, starts[: len(sums)], emit)
@@ -548,6 +605,9 @@ _register(tile.LoadOp, ConsumerHalf.load)
 _register(tile.FillOp, ConsumerHalf.fill)
 _register(tile.MapOp, ConsumerHalf.map)
 _register(tile.CastOp, ConsumerHalf.cast)
+_register(tile.ReduceOp, ConsumerHalf.reduce)
+_register(tile.CoordOp, ConsumerHalf.coord)
+_register(tile.SqueezeOp, ConsumerHalf.squeeze)
 _register(tile.DotOp, ConsumerHalf.dot)
 _register(tile.StoreOp, ConsumerHalf.store)
 _register(scf.ForOp, ConsumerHalf.loop)

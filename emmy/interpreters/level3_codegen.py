@@ -22,7 +22,7 @@ from xdsl.ir import Block, Operation, SSAValue
 from emmy.dialects import async_copy as ac
 from emmy.dialects import mma, tile
 from emmy.elementwise import ELEMENTWISE
-from emmy.interpreters.contraction import K_STEP, to_f32
+from emmy.interpreters.contraction import K_STEP, reduce_axis, to_f32
 from emmy.interpreters.host import grid_offsets
 from emmy.interpreters.level3_machine import Level3Error
 from emmy.interpreters.level3_memory import read_box, write_box
@@ -110,13 +110,6 @@ def map_value(kind: str, dtype: np.dtype[Any], shape: tuple[int, int], *args: An
     with np.errstate(all="ignore"):
         result = ELEMENTWISE[kind].function(*wide)
         return np.broadcast_to(np.asarray(result).astype(dtype), shape)
-
-
-def reduce_value(kind: str, x: Array) -> Array:
-    """The sum (in f32) or maximum of each row."""
-    if kind == "max":
-        return x.max(axis=1, keepdims=True)
-    return x.astype(np.float32).sum(axis=1, keepdims=True, dtype=np.float32).astype(x.dtype)
 
 
 def cast_value(x: Array, dtype: np.dtype[Any]) -> Array:
@@ -478,7 +471,8 @@ def _fragment_store(w: _Writer, op: mma.StoreOp) -> None:
 @_rule(mma.StoreGlobalOp)
 def _store_global(w: _Writer, op: mma.StoreGlobalOp) -> None:
     w.mark(op)
-    w.put(f"write_box({w.name(op.view)}, {w.indices(op.indices)}, {w.name(op.value)})")
+    value = f"{w.name(op.value)}.reshape(-1)" if 1 in _shape(op.value) else w.name(op.value)
+    w.put(f"write_box({w.name(op.view)}, {w.indices(op.indices)}, {value})")
 
 
 @_rule(mma.LoadGlobalOp)
@@ -534,17 +528,12 @@ def _map(w: _Writer, op: mma.MapOp) -> None:
 
 @_rule(mma.ReduceOp)
 def _reduce(w: _Writer, op: mma.ReduceOp) -> None:
-    w.put(f"{w.name(op.result)} = reduce_value({op.kind.data.value!r}, {w.name(op.arg)})")
+    w.put(f"{w.name(op.result)} = reduce_axis({op.kind.data.value!r}, {w.name(op.arg)}, 1, {_shape(op.result)[1]})")
 
 
 @_rule(mma.AnyNonfiniteOp)
 def _any_nonfinite(w: _Writer, op: mma.AnyNonfiniteOp) -> None:
     w.put(f"{w.name(op.result)} = not np.isfinite({w.name(op.arg)}.astype(np.float32)).all()")
-
-
-@_rule(mma.AnyOp)
-def _any(w: _Writer, op: mma.AnyOp) -> None:
-    w.put(f"{w.name(op.result)} = bool({w.name(op.arg)}.any())")
 
 
 @_rule(mma.AnyOp)
@@ -639,7 +628,7 @@ HELPERS: dict[str, Any] = {
     "wait_value": wait_value,
     "promote_value": promote_value,
     "map_value": map_value,
-    "reduce_value": reduce_value,
+    "reduce_axis": reduce_axis,
     "cast_value": cast_value,
     "coord_value": coord_value,
 }

@@ -51,16 +51,32 @@ GEMM = "\n".join([LOAD_A, LOAD_B, ZERO, DOT, HALF, STORE.format("h", "c")])
 
 ERRORS = {
     "no schedule": (GEMM, "", "kernel @k has no schedule: run assign-schedule"),
-    "reduce": (
+    "reduce over warps": (
         "\n".join([LOAD_A, "%r = tile.reduce max %x axis 1 : !tile.tile<64x32xf16> -> !tile.tile<64x1xf16>"]),
         SCHEDULE,
-        "lower-tile cannot lower tile.reduce yet",
+        "lower-tile reduces the columns (axis 1) of tiles of two dimensions that one warp holds whole (warps = [W, 1])",
     ),
-    "coord": ("%i = tile.coord 0 from %z : !tile.tile<64x1xi32>", SCHEDULE, "lower-tile cannot lower tile.coord yet"),
-    "operand not loaded": (
+    "reduce of rows": (
+        "\n".join([LOAD_A, "%r = tile.reduce max %x axis 0 : !tile.tile<64x32xf16> -> !tile.tile<1x32xf16>"]),
+        "block = [64, 64, 32], warps = [4, 1]",
+        "lower-tile reduces the columns (axis 1)",
+    ),
+    "squeezed and used": (
+        "%r = tile.fill 1.0 : f32 : !tile.tile<64x1xf32>\n"
+        "%f = tile.squeeze %r axis 1 : !tile.tile<64x1xf32> -> !tile.tile<64xf32>\n"
+        "%n = tile.map neg %f : (!tile.tile<64xf32>) -> !tile.tile<64xf32>",
+        SCHEDULE,
+        "what tile.squeeze gives can be stored, and nothing else",
+    ),
+    "computed operand over warps": (
         "\n".join([ZERO, LOAD_B, "%x = tile.fill 1.0 : f16 : !tile.tile<64x32xf16>", DOT]),
         SCHEDULE,
-        "lower-tile takes operand a of a tile.dot from a tile.load only",
+        "lower-tile takes a computed operand a of a tile.dot only where it lies in registers as the atom wants it",
+    ),
+    "operand b computed": (
+        "\n".join([ZERO, LOAD_A, "%y = tile.fill 1.0 : f16 : !tile.tile<32x64xf16>", DOT]),
+        SCHEDULE,
+        "lower-tile takes operand b of a tile.dot from a tile.load only",
     ),
     "rows do not split": (
         GEMM,
