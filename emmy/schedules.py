@@ -41,6 +41,7 @@ RANGES: dict[str, tuple[int, int]] = {
     "prefetch": (0, 1),
     "unroll": (1, 16),
     "opt_level": (0, 3),
+    "store_columns": (0, 1024),
     "producer_warps": (1, 8),
     "persistent": (0, 1),
 }
@@ -68,6 +69,7 @@ class Schedule:
     promotion: how a partial goes into the f32 sum: `convert` and add, or a product with an `identity`; `auto` takes the target's.
     partials: what order the products of a partial have (`split-accumulation`); `auto` takes what registers suffice for.
     opt_level: of ptxas.
+    store_columns: columns of a result that are staged in shared memory at once, two such parts at a time; 0 for the whole tile.
     """
 
     block: tuple[int, ...] = (128, 128, 64)
@@ -91,6 +93,7 @@ class Schedule:
     promotion: str = "auto"
     partials: str = "auto"
     opt_level: int = 3
+    store_columns: int = 0
 
     def problem(self) -> str | None:
         """One sentence about what is wrong with this schedule on any target, or None."""
@@ -123,6 +126,11 @@ class Schedule:
             )
         if self.promote % 16 or self.promote < 0:
             return f"promote is a multiple of 16 elements, got {self.promote}"
+        if self.store_columns and (self.block[1] % self.store_columns or self.store_columns % 16 or self.warps[1] > 1):
+            return (
+                f"store_columns is 0, or a multiple of 16 that divides the block's columns where one warp holds a whole row, "
+                f"got {self.store_columns} of {self.block[1]} columns for {self.warps[1]} warps"
+            )
         if self.cta_threads > 1024:
             return f"a CTA has at most 32 warps, got {self.cta_threads // 32}"
         return None
@@ -196,7 +204,8 @@ def shared_bytes(schedule: Schedule, epilogue: Epilogue = Epilogue(), operand_by
     for spans_rows, spans_columns, element in epilogue.tensors:
         start = -(-end // SHARED_ALIGNMENT) * SHARED_ALIGNMENT
         end = start + (rows if spans_rows else 1) * (columns if spans_columns else 1) * element
-    result = rows * columns * epilogue.result_bytes if schedule.epilogue == "shared" else 0
+    staged = min(2 * schedule.store_columns, columns) or columns
+    result = rows * staged * epilogue.result_bytes if schedule.epilogue == "shared" else 0
     # A CTA that goes on with the next tile fills the ring while the result leaves: they do not share bytes.
     end = (
         -(-end // SHARED_ALIGNMENT) * SHARED_ALIGNMENT + result if schedule.persistent and result else max(end, result)
@@ -209,7 +218,8 @@ def least_registers(schedule: Schedule, f16_sums: bool = False) -> int:
     """32-bit registers that a thread of a product cannot do without: accumulators, one set of fragments, addresses."""
     rows, columns = (schedule.block[axis] // schedule.warps[axis] for axis in (0, 1))
     accumulators = rows * columns // (64 if f16_sums else 32)
-    return accumulators + (rows + columns) * 16 // 64 + ADDRESS_REGISTERS
+    operands = 0 if schedule.atom == WARPGROUP_ATOM else (rows + columns) * 16 // 64
+    return accumulators + operands + ADDRESS_REGISTERS
 
 
 def entry_registers(target: Target, threads: int) -> int:

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import TypeVar
+from dataclasses import dataclass, field, replace
+from typing import TypeVar, cast
 
 from xdsl.context import Context
 from xdsl.dialects import arith, scf
@@ -63,9 +63,9 @@ class LowerTile(ModulePass):
     * a tile value is a fragment of place c: rows split over warp axis 0, columns over axis 1, sizes of 1 held by all; a
       `dot` is one `mma.mma` for each k-step of the atom, in order of k; a computed operand a is converted to place a, as
       a whole, and cut into k-steps (no instruction: the layouts are equal);
-    * a store goes through an outbound pipeline of one slot where the schedule's epilogue is `shared`, unless the tile is
-      larger than both the loops' rings and the memory of a CTA (of `target`, by default of the smallest one): then,
-      and with epilogue `direct`, it is `mma.store_global`, as it is for one row or column;
+    * a store goes through an outbound pipeline of one slot (two, for parts of `store_columns`) where the schedule's
+      epilogue is `shared`, unless that is larger than both the loops' rings and the memory of a CTA (of `target`, by default
+      of the smallest one): then, and with epilogue `direct`, it is `mma.store_global`, as it is for one row or column;
     * an accumulation policy that is more than the types say (hybrid) stays on `mma.mma`; with `overflow = redo` the loop is
       followed by its second computation in f32 (`tile_redo`), for sums that are not finite.
 
@@ -102,11 +102,28 @@ class LowerTile(ModulePass):
 
 @dataclass(frozen=True, eq=False)
 class Outbound:
-    """The pipeline of one store: its name and its only field."""
+    """The pipeline of one store: its name, its only field, and the columns of the tile that leave at once."""
 
     name: str
     field: str
     store: tile.StoreOp
+    columns: int
+
+    @property
+    def parts(self) -> int:
+        """How many slots' worth the tile is."""
+        return tile_type(self.store.value).get_shape()[1] // self.columns
+
+    @property
+    def slots(self) -> int:
+        """Two, where a part can leave while the next one is written."""
+        return min(self.parts, 2)
+
+    @property
+    def type(self) -> tile.TileType:
+        """What a slot holds."""
+        whole = tile_type(self.store.value)
+        return tile.TileType.get((whole.get_shape()[0], self.columns), whole.element_type)
 
 
 @dataclass(frozen=True, eq=False)
@@ -140,8 +157,7 @@ def lower_kernel(kernel: tile.KernelOp, limit: int) -> None:
     for ring in plan.rings:
         top.at(ring.filled_at)(async_copy.PipelineOp(ring.name, ring.stages, ring.field_types))
     for out in plan.outbound.values():
-        fields = {out.field: tile_type(out.store.value)}
-        top.at(out.store)(async_copy.PipelineOp(out.name, 1, fields, outbound=True))
+        top.at(out.store)(async_copy.PipelineOp(out.name, out.slots, {out.field: out.type}, outbound=True))
     for op in reversed(old):
         op.detach()
         op.erase(safe_erase=False)
@@ -169,8 +185,12 @@ def make_plan(kernel: tile.KernelOp, limit: int) -> Plan:
         for op in kernel.walk():
             if not isinstance(op, tile.StoreOp) or not is_matrix(tile_type(op.value)):
                 continue
-            if tile_bytes(tile_type(op.value)) <= max(limit, loops):
-                outbound[op] = Outbound(unique_name("out", taken), view_name(op.view, "c"), op)
+            columns = tile_type(op.value).get_shape()[1]
+            if schedule.store_columns and schedule.warps[1] == 1 and columns % schedule.store_columns == 0:
+                columns = schedule.store_columns
+            out = Outbound("out", view_name(op.view, "c"), op, columns)
+            if out.slots * tile_bytes(out.type) <= max(limit, loops):
+                outbound[op] = replace(out, name=unique_name("out", taken))
     staying: set[Operation] = set()
     for op in kernel.block.ops:
         if stays_at_top(op, staying):
@@ -544,12 +564,20 @@ class ConsumerHalf:
             moved = [self.moved(i, at, emit) for i, at in zip(indices[-count:], position, strict=True)]
             emit(mma.StoreGlobalOp(value, op.view, [*indices[:-count], *moved]))
             return
-        acquire = emit(async_copy.AcquireOp(self.cursors[out]))
-        self.cursors[out] = hint(acquire.next, f"{out.name}_next")
-        slot = hint(acquire.slot, f"{out.name}_slot")
-        emit(mma.StoreOp(value, slot, out.field, self.position(shape)))
-        emit(async_copy.StoreOp(slot, out.field, op.view, indices))
-        emit(async_copy.CommitOp(slot))
+        for part in range(out.parts):
+            acquire = emit(async_copy.AcquireOp(self.cursors[out]))
+            self.cursors[out] = hint(acquire.next, f"{out.name}_next")
+            slot = hint(acquire.slot, f"{out.name}_slot")
+            leaving, at = value, indices
+            if out.parts > 1:
+                held = cast(mma.FragmentType, value.type)
+                rows, atom = held.get_shape()[0], held.atom.data
+                type_ = mma.FragmentType.get((rows, out.columns), held.element_type, "c", atom)
+                leaving = emit.value(mma.SliceOp(value, (0, part * out.columns), type_))
+                at = [*indices[:-1], self.moved(indices[-1], self.constant(part * out.columns), emit)]
+            emit(mma.StoreOp(leaving, slot, out.field, self.position(out.type.get_shape())))
+            emit(async_copy.StoreOp(slot, out.field, op.view, at))
+            emit(async_copy.CommitOp(slot))
 
     def loop(self, op: scf.ForOp, emit: Emitter) -> None:
         """The same loop over fragments, carrying the cursors of the pipelines inside."""

@@ -50,13 +50,13 @@ SCALARS = (
     "promotion",
     "partials",
 )
-COUNTS_FROM_ZERO = ("delay", "prefetch", "persistent", "opt_level")
+COUNTS_FROM_ZERO = ("delay", "prefetch", "persistent", "opt_level", "store_columns")
 """Fields for which 0 is a choice: their options are unset at -1."""
 
 
 @dataclass(frozen=True)
 class AssignSchedule(ModulePass):
-    """See the module's docstring. An option of 0 or "" (delay, prefetch, persistent, opt_level: -1) leaves the table's choice.
+    """See the module's docstring. An option of 0 or "" (of `COUNTS_FROM_ZERO`: -1) leaves the table's choice.
 
     Raises `EmmyError` at the product whose schedule the target cannot run.
     """
@@ -89,6 +89,7 @@ class AssignSchedule(ModulePass):
     partials: str = ""
     opt_level: int = -1
 
+    store_columns: int = -1
     def apply(self, ctx: Context, op: ModuleOp) -> None:
         target = get_target(self.target)
         epilogues: dict[Operation, Epilogue] = {}
