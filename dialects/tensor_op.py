@@ -9,8 +9,10 @@ func.func @q_proj(%x: tensor<?x3840xf16>, %w: tensor<4096x3840xf16>) -> tensor<?
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import cast
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, cast
 
 from xdsl.dialects.builtin import AnyFloat, BFloat16Type, Float16Type, IntAttr, StringAttr, TensorType, UnitAttr
 from xdsl.ir import Attribute, Dialect, Operation, ParametrizedAttribute, SSAValue
@@ -33,6 +35,11 @@ from xdsl.utils.exceptions import VerifyException
 from emmy.dialects.common import DYNAMIC, MapKindAttr, ReduceKindAttr, check_map, shape_text
 from emmy.errors import EmmyError
 from emmy.locations import location_of
+
+if TYPE_CHECKING:
+    from emmy.chained_schedules import Chain
+    from emmy.dialects.tile import KernelOp
+    from emmy.passes.emitter import Emitter
 
 POLICIES = ("f32", "f16", "hybrid")
 OVERFLOW = ("propagate", "redo")
@@ -240,6 +247,53 @@ class CastOp(IRDLOperation):
             raise VerifyException("cast keeps the shape")
         if not isinstance(r.element_type, AnyFloat) or not isinstance(a.element_type, AnyFloat):
             raise VerifyException("cast converts between float types")
+
+
+# ---- composites ------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class CompositeSizes:
+    """What a call of a composite computes. A size is an integer or an expression of the caller's.
+
+    results: the sizes of each result. equal: pairs of sizes that must agree, with a sentence that says so.
+    flops: factors of the number of floating-point operations.
+    """
+
+    results: tuple[tuple[Any, ...], ...]
+    equal: tuple[tuple[Any, Any, str], ...]
+    flops: tuple[Any, ...]
+
+
+class CompositeOp(IRDLOperation, ABC):
+    """A whole-tensor op that is a program of its own: what is special to it is in one module of `emmy.lowering.composites`.
+
+    Interpreters, launch plans and passes know composites by these methods only. It is launched alone: elementwise ops around
+    it stay outside its kernels.
+    """
+
+    @abstractmethod
+    def evaluate(self, operands: Sequence[Any], contract: Callable[..., Any] | None) -> list[Any]:
+        """The results as NumPy arrays, of float64 operands exactly, or of f32 ones with the op's own roundings.
+
+        `contract` is how products are summed (`emmy.interpreters.contraction.contract`), None where all is exact.
+        Raises `EmmyError` for `?` sizes that do not agree.
+        """
+
+    @abstractmethod
+    def sizes(self, operands: Sequence[Sequence[Any]]) -> CompositeSizes:
+        """What follows from the sizes of the operands."""
+
+    @abstractmethod
+    def chain(self) -> Chain:
+        """What its kernel asks of a schedule."""
+
+    @abstractmethod
+    def lower(self, host: Emitter, fresh: Callable[[str], str]) -> tuple[list[KernelOp], list[SSAValue]]:
+        """Its kernels, and the tensors that stand for its results; `host` takes allocations and launches.
+
+        The schedule is the op's `emmy.schedule`; `fresh` makes a kernel's name new. Raises `EmmyError` without a schedule.
+        """
 
 
 TensorOp: Dialect = Dialect("tensor_op", [MatmulOp, MapOp, CastOp], [AccumulateAttr, MapKindAttr, ReduceKindAttr])

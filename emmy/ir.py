@@ -51,7 +51,12 @@ DEBUG_VARIABLE = "EMMY_DEBUG"
 def load_dialect(name: str) -> Dialect:
     """One of `DIALECTS`, imported now."""
     module, variable = DIALECTS[name].split(":")
-    return getattr(importlib.import_module(module), variable)
+    dialect = getattr(importlib.import_module(module), variable)
+    if name == "tensor_op":
+        from emmy.lowering.composites import composite_ops
+
+        return Dialect(name, [*dialect.operations, *composite_ops()], list(dialect.attributes))
+    return dialect
 
 
 def make_context() -> Context:

@@ -133,6 +133,12 @@ def _function_facts(function: func.FuncOp) -> Facts:
             works.append(work)
         elif isinstance(op, tensor_op.MapOp | tensor_op.CastOp):
             shapes[op.results[0]] = _elementwise_sizes(op, shapes, facts)
+        elif isinstance(op, tensor_op.CompositeOp):
+            known = op.sizes([shapes[operand] for operand in op.operands])
+            shapes.update(zip(op.results, known.results, strict=True))
+            for left, right, message in known.equal:
+                _require_equal(facts, left, right, message)
+            works.append({"kind": "composite", "flops": multiply(*known.flops)})
     facts.work = _total_work(function, works)
     return facts
 

@@ -1,7 +1,7 @@
 """Level 1 to level 2: `lower-tensor-op` turns products and elementwise chains into kernels over tiles and their launches.
 
-Accepts: functions of one block that hold `tensor_op.matmul` (each with its `emmy.schedule`), `map`, `cast` and
-`func.return`, over f16, bf16 and f32 tensors; `?` dimensions, transposes and leading batch dimensions are fine.
+Accepts: functions of one block that hold `tensor_op.matmul` and composites (each with its `emmy.schedule`), `map`, `cast`
+and `func.return`, over f16, bf16 and f32 tensors; `?` dimensions, transposes and leading batch dimensions are fine.
 Guarantees: no tensor_op op is left; for each group of `emmy.passes.fusion` there are one `tile.kernel` after the function
 and, in the function, the `tile.alloc` of its results and its `tile.launch`. Results are the same numbers: every `map` is
 computed in f32 and rounded to its own type, as level 1 says, even where a chain stays in registers. Ops that nothing reads
@@ -102,7 +102,9 @@ class LowerTensorOp(ModulePass):
 def lower_function(module: ModuleOp, function: func.FuncOp, names: set[str]) -> None:
     """Lower one function; its kernels are added after it. `names` are the module's symbols, kept up to date."""
     ops = _level1_ops(function)
-    groups, anchor = group_ops(ops), cast(Operation, function)
+    groups = group_ops(ops)
+    anchor = _lower_composites(module, function, groups, names)
+    groups = [group for group in groups if group.composite is None]
     for i, group in enumerate(groups):
         name = _fresh(f"{function.sym_name.data}_kernel{i if len(groups) > 1 else ''}", names)
         kernel = _elementwise_kernel(name, group) if group.matmul is None else _matmul_kernel(name, group, group.matmul)
@@ -112,6 +114,27 @@ def lower_function(module: ModuleOp, function: func.FuncOp, names: set[str]) -> 
     for op in reversed(ops):
         op.detach()
         op.erase()
+
+
+def _lower_composites(module: ModuleOp, function: func.FuncOp, groups: Sequence[Group], names: set[str]) -> Operation:
+    """Add the kernels of composites after the function, their launches where they stand; the last op added, or the function.
+
+    Readers of a composite take the tensors that its launches fill.
+    """
+    last: Operation = function
+    for i, group in enumerate(groups):
+        op = group.composite
+        if op is None:
+            continue
+        name = f"{function.sym_name.data}_kernel{i if len(groups) > 1 else ''}"
+        host = Emitter(function.body.block, op, anchor=op)
+        kernels, results = op.lower(host, lambda suffix, name=name: _fresh(name + suffix, names))
+        for value, result in zip(op.results, results, strict=True):
+            value.replace_all_uses_with(result)
+        for kernel in kernels:
+            module.body.block.insert_op_after(kernel, last)
+            last = kernel
+    return last
 
 
 def _level1_ops(function: func.FuncOp) -> list[Operation]:

@@ -23,8 +23,9 @@ from xdsl.ir import Operation, SSAValue
 from xdsl.passes import ModulePass
 
 from emmy.atoms import get_atom
+from emmy.chained_schedules import choose_chained_schedule, problem_of_chain
 from emmy.dialects.common import DYNAMIC
-from emmy.dialects.tensor_op import AccumulateAttr, MatmulOp, accumulation_policy, tensor_type
+from emmy.dialects.tensor_op import AccumulateAttr, CompositeOp, MatmulOp, accumulation_policy, tensor_type
 from emmy.dialects.tile import ScheduleAttr
 from emmy.errors import EmmyError
 from emmy.locations import location_of
@@ -98,7 +99,9 @@ class AssignSchedule(ModulePass):
                 for block in function.body.blocks:
                     epilogues |= {g.matmul: _epilogue(g, g.matmul) for g in group_ops(live_ops(block)) if g.matmul}
         for matmul in op.walk():
-            if isinstance(matmul, MatmulOp):
+            if isinstance(matmul, CompositeOp):
+                self.assign_chain(matmul, target)
+            elif isinstance(matmul, MatmulOp):
                 self.assign(matmul, epilogues.get(matmul, Epilogue()), target)
 
     def assign(self, matmul: MatmulOp, epilogue: Epilogue, target: Target) -> None:
@@ -124,6 +127,20 @@ class AssignSchedule(ModulePass):
         if problem:
             raise EmmyError(f"illegal schedule: {problem}", location_of(matmul))
         matmul.attributes["emmy.schedule"] = ScheduleAttr.get(schedule)
+
+    def assign_chain(self, op: CompositeOp, target: Target) -> None:
+        """The same for the products of a composite."""
+        chain, pinned = op.chain(), op.attributes.get("emmy.schedule")
+        if pinned is None:
+            schedule = self.override(choose_chained_schedule(target, chain))
+        elif isinstance(pinned, ScheduleAttr):
+            schedule = pinned.data
+        else:
+            raise EmmyError(f"emmy.schedule is a #tile.schedule<..>, got {pinned}", location_of(op))
+        problem = schedule.problem() or problem_of_chain(schedule, target, chain)
+        if problem:
+            raise EmmyError(f"illegal schedule: {problem}", location_of(op))
+        op.attributes["emmy.schedule"] = ScheduleAttr.get(schedule)
 
     def override(self, schedule: Schedule) -> Schedule:
         """The schedule with the fields that this pass's options set."""

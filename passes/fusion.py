@@ -1,6 +1,7 @@
 """Which level-1 ops of a function become one kernel.
 
-A *group* is a product with the elementwise ops that follow it on the same shape, or elementwise ops alone. It is launched
+A *group* is a product with the elementwise ops that follow it on the same shape, or elementwise ops alone, or a composite
+alone. It is launched
 where its last op stands, so a group may grow only until an op outside it reads one of its values: whatever the function
 looks like, every launch then comes after the launches that it reads from.
 """
@@ -12,10 +13,10 @@ from dataclasses import dataclass, field
 
 from xdsl.ir import Block, Operation, SSAValue
 
-from emmy.dialects.tensor_op import CastOp, MapOp, MatmulOp, TensorOp, tensor_type
+from emmy.dialects.tensor_op import CastOp, CompositeOp, MapOp, MatmulOp, TensorOp, tensor_type
 
 Elementwise = MapOp | CastOp
-LEVEL1_OPS = tuple(TensorOp.operations)
+LEVEL1_OPS = (*TensorOp.operations, CompositeOp)
 
 
 @dataclass(eq=False)
@@ -35,6 +36,11 @@ class Group:
     def elementwise(self) -> list[Operation]:
         """The ops after (and beside) the product."""
         return [op for op in self.ops if not isinstance(op, MatmulOp)]
+
+    @property
+    def composite(self) -> CompositeOp | None:
+        """The only op of the group, if it is a composite."""
+        return next((op for op in self.ops if isinstance(op, CompositeOp)), None)
 
     def inputs(self) -> list[SSAValue]:
         """Tensors that the group reads and does not make, in the order of their first use, the product's operands first."""
@@ -75,6 +81,7 @@ def group_ops(ops: Sequence[Operation]) -> list[Group]:
             else:
                 source.open = False
         group.ops.append(op)
+        group.open = group.open and not isinstance(op, CompositeOp)
         owner[op] = group
     groups = list(dict.fromkeys(owner.values()))
     return sorted(groups, key=lambda group: position[group.ops[-1]])

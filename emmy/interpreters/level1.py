@@ -12,7 +12,7 @@ from xdsl.dialects.func import FuncOp, ReturnOp
 from xdsl.ir import Operation, SSAValue
 
 from emmy.dialects.common import DYNAMIC
-from emmy.dialects.tensor_op import CastOp, MapOp, MatmulOp, accumulation_policy, tensor_type
+from emmy.dialects.tensor_op import CastOp, CompositeOp, MapOp, MatmulOp, accumulation_policy, tensor_type
 from emmy.elementwise import ELEMENTWISE
 from emmy.errors import EmmyError
 from emmy.interpreters.contraction import contract, to_f32
@@ -49,7 +49,7 @@ def run(module: ModuleOp, entry: str, arrays: Sequence[Array], mode: Mode = "flo
         for op in functions[0].body.block.ops:
             if isinstance(op, ReturnOp):
                 return [values[v] for v in op.arguments]
-            values[op.results[0]] = _evaluate(op, [values[v] for v in op.operands], mode)
+            values.update(zip(op.results, _evaluate(op, [values[v] for v in op.operands], mode), strict=True))
     raise EmmyError(f"@{entry} does not return", location_of(functions[0]))
 
 
@@ -60,17 +60,21 @@ def _fits(array: Array, parameter: SSAValue) -> bool:
     return sizes and array.dtype == numpy_dtype(type_.element_type)
 
 
-def _evaluate(op: Operation, operands: list[Array], mode: Mode) -> Array:
-    if not isinstance(op, MatmulOp | MapOp | CastOp):
+def _evaluate(op: Operation, operands: list[Array], mode: Mode) -> list[Array]:
+    if not isinstance(op, MatmulOp | MapOp | CastOp | CompositeOp):
         raise EmmyError(f"level 1 knows no op '{op.name}'", location_of(op))
     working = [x if mode == "float64" else to_f32(x) for x in operands]
     if isinstance(op, MatmulOp):
-        value = _matmul(op, working, mode)
+        values = [_matmul(op, working, mode)]
     elif isinstance(op, MapOp):
-        value = _map(op, working)
+        values = [_map(op, working)]
+    elif isinstance(op, CompositeOp):
+        values = op.evaluate(working, None if mode == "float64" else contract)
     else:
-        value = working[0]
-    return value if mode == "float64" else value.astype(numpy_dtype(tensor_type(op.result).element_type))
+        values = working
+    if mode == "float64":
+        return values
+    return [v.astype(numpy_dtype(tensor_type(r).element_type)) for v, r in zip(values, op.results, strict=True)]
 
 
 def _matmul(op: MatmulOp, operands: list[Array], mode: Mode) -> Array:

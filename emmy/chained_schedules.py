@@ -1,0 +1,142 @@
+"""Schedules of kernels with two products in a row: the first one's result is, after elementwise ops, operand a of the second.
+
+The block of such a kernel is (rows, keys, depth): rows of both results, what the first product's columns and the second one's
+contraction are cut into, and the whole contraction of the first one. Warps split the rows only, so that the first result's
+registers are the operand of the second product.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from emmy.atoms import get_atom
+from emmy.errors import EmmyError
+from emmy.schedules import (
+    ADDRESS_REGISTERS,
+    AUTO_TRANSPORT,
+    MBARRIER_BYTES,
+    SHARED_ALIGNMENT,
+    Schedule,
+    register_split,
+)
+from emmy.targets import Target
+
+
+@dataclass(frozen=True)
+class Chain:
+    """What a chain of products asks for.
+
+    depth: contraction of the first product; width: columns of the second one, both padded to whole k-steps of 16 elements.
+    element: `f16` or `bf16`. max_k: elements that either product sums in f16 at most, 0 if neither does.
+    result_bytes: of one element of the result. tensors: bytes of an element of each further tensor of rows x keys.
+    """
+
+    depth: int
+    width: int
+    element: str = "f16"
+    max_k: int = 0
+    result_bytes: int = 2
+    tensors: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class ChainRow:
+    """A row of the table: up to this depth and width, take this block of (rows, keys) and so many warps and stages."""
+
+    most: int
+    rows: int
+    keys: int
+    warps: int
+    stages: int
+
+
+# 32 rows a warp halve the traffic of shared memory where registers allow them (../shared/reference/attention.md, section 5);
+# at a depth of 128 ptxas spills then, without warps of their own for copies.
+_LARGE_SHARED = (
+    ChainRow(64, 128, 64, 4, 2),
+    ChainRow(128, 128, 64, 8, 2),
+    ChainRow(256, 128, 64, 8, 1),
+    ChainRow(512, 64, 16, 4, 1),
+)
+_SMALL_SHARED = (
+    ChainRow(64, 128, 64, 4, 2),
+    ChainRow(128, 64, 32, 4, 2),
+    ChainRow(256, 64, 32, 4, 1),
+    ChainRow(512, 64, 16, 4, 1),
+)
+CHAINED_ROWS: dict[str, tuple[ChainRow, ...]] = {
+    "sm_80": _LARGE_SHARED,
+    "sm_89": _SMALL_SHARED,
+    "sm_90a": _LARGE_SHARED,
+    "sm_120a": _SMALL_SHARED,
+}
+"""Target name -> rows by growing depth; a larger one takes the last row."""
+
+
+def choose_chained_schedule(target: Target, chain: Chain) -> Schedule:
+    """The schedule that a target starts from."""
+    rows = CHAINED_ROWS[target.name]
+    row = next((row for row in rows if max(chain.depth, chain.width) <= row.most), rows[-1])
+    return Schedule(
+        block=(row.rows, row.keys, chain.depth), warps=(row.warps, 1), stages=row.stages, raster=1, delay=0, prefetch=0
+    )
+
+
+def chained_shared_bytes(schedule: Schedule, chain: Chain, operand_bytes: int = 2) -> int:
+    """Bytes of shared memory: the rows' operand once, rings of the two others and of further tensors, each on its own."""
+    rows, keys, depth = schedule.block
+    slots = [
+        (1, rows * depth * operand_bytes),
+        *((schedule.stages, keys * w * operand_bytes) for w in (depth, chain.width)),
+    ]
+    slots += [(schedule.stages, rows * keys * element) for element in chain.tensors]
+    end = 0
+    for stages, size in slots:
+        end = -(-end // SHARED_ALIGNMENT) * SHARED_ALIGNMENT + stages * size
+    result = rows * chain.width * chain.result_bytes if schedule.epilogue == "shared" else 0
+    each = 2 if schedule.roles == "specialized" else int(schedule.transport == "tma")
+    return max(end, result) + sum(stages for stages, _ in slots) * each * MBARRIER_BYTES
+
+
+def chained_registers(schedule: Schedule, chain: Chain) -> int:
+    """32-bit registers that a thread cannot do without: both accumulators, one set of fragments, addresses."""
+    rows, keys, _ = schedule.block
+    each = rows // schedule.warps[0]
+    return each * (keys + chain.width) // 32 + (each + 16) * 16 // 64 + ADDRESS_REGISTERS
+
+
+def problem_of_chain(schedule: Schedule, target: Target, chain: Chain) -> str | None:
+    """One sentence about why a target cannot run the chain with this schedule, or None."""
+    depth = schedule.block[2]
+    if schedule.warps[1] != 1:
+        return f"warps of two products in a row split rows only: warps is [W, 1], got {list(schedule.warps)}"
+    if depth != chain.depth:
+        return f"block[2] is the whole depth of the first product, {chain.depth}, got {depth}"
+    if schedule.promote and not chain.max_k:
+        return "promote belongs to the hybrid policy, and these products accumulate in f32"
+    if schedule.promote > chain.max_k:
+        return f"promote = {schedule.promote} is more than the policy's max_k = {chain.max_k}"
+    if schedule.transport == "tma" and not target.tma:
+        return f"transport = tma needs sm_90 or later, and the target is {target.name}; use cp_async"
+    try:
+        get_atom(schedule.atom, chain.element, "f16" if chain.max_k else "f32", target.name)
+    except EmmyError as error:
+        return error.message
+    transport = AUTO_TRANSPORT[target.name] if schedule.transport == "auto" else schedule.transport
+    needed, limit = chained_shared_bytes(replace(schedule, transport=transport), chain), target.shared_bytes_per_block
+    if needed > limit:
+        return (
+            f"it needs {needed} bytes of shared memory, and a CTA of {target.name} has {limit}; reduce block or stages"
+        )
+    if schedule.cta_threads > target.max_threads:
+        return f"it has {schedule.cta_threads} threads, and a CTA of {target.name} has at most {target.max_threads}"
+    limit = min(target.registers_per_thread, target.registers_per_sm // schedule.cta_threads)
+    if schedule.roles == "specialized":
+        split = register_split(schedule, target)
+        if isinstance(split, str):
+            return split
+        limit = min(split.consumer, target.registers_per_thread) if split else limit
+    needed = chained_registers(schedule, chain)
+    if needed > limit:
+        return f"each thread needs at least {needed} registers and can have {limit}; use more warps or a smaller block"
+    return None
