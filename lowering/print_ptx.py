@@ -94,6 +94,8 @@ class KernelPrinter:
         self.block(kernel.block)
         self.out.append("\tret;")
         head = ["", f".visible .entry {name}(", ",\n".join(declared), ")"]
+        if kernel.cluster_shape:
+            head += [f".reqnctapercluster {', '.join(map(str, kernel.cluster_shape))}", ".explicitcluster"]
         head += [f".maxntid {kernel.threads.value.data}, 1, 1", f".minnctapersm {kernel.min_ctas.value.data}", "{"]
         for type_, count in self.counts.items():
             if count:
@@ -168,6 +170,9 @@ class KernelPrinter:
             properties = op.properties
             parts += [str(cast(IntAttr, properties[i]).data) for i in row.immediates]
         line = _format(row).format(*parts)
+        if row.moves:
+            self.tied_instruction(op, line)
+            return
         if row.until:
             label = self.label("WAIT", self.number())
             self.out += [f"{label}:", line, f"\t@!{parts[0]} bra {label};"]
@@ -176,6 +181,15 @@ class KernelPrinter:
             self.move(op.results, operands[count + 1 :])
             line = f"\t@{names[operands[count]]} {line[1:]}"
         self.out.append(line)
+
+    def tied_instruction(self, op: Instruction, line: str) -> None:
+        """A line whose results must be in the registers of the operands that are tied to them, or are moved there."""
+        tied, before = op.row.tied, op.row.moves == "before"
+        if not before:
+            self.out.append(line)
+        self.move([op.results[i] for i, _ in tied], [op.operands[j] for _, j in tied])
+        if before:
+            self.out.append(line)
 
     def loop(self, op: ForOp) -> None:
         """Guard (unless the bounds are constants that run at least once), body, moves, test at the end."""

@@ -27,8 +27,8 @@ from emmy.locations import location_of
 PREFIXES: dict[Attribute, str] = {i1: "%p", i16: "%h", i32: "%r", i64: "%rd", f32: "%f"}
 """Register name prefix of each type."""
 
-# An op at number n reads the values of a false predicate first, then writes what is tied to them, then reads its operands,
-# then writes its results.
+# An op at number n reads the values of a false predicate (or those that it changes in place) first, then writes what is tied
+# to them, then reads its operands, then writes its results.
 STEP, EARLY_READ, EARLY_WRITE, READ, WRITE = 4, 0, 1, 2, 3
 
 Interval = tuple[int, int]
@@ -100,9 +100,23 @@ class Liveness:
                 self.end[result] = position + WRITE
             self.tied.extend(zip(op.results, otherwise, strict=True))
             return
+        if op.row.moves == "before":
+            self.changed(op, position)
+            return
         self.use(operands, position + READ)
         self.define(op.results, position + WRITE)
         self.tied.extend((op.results[i], operands[j]) for i, j in op.row.tied)
+
+    def changed(self, op: Instruction, position: int) -> None:
+        """An instruction that changes its results' registers in place; they may be no register that it reads."""
+        operands, tied = op.operands, op.row.tied
+        changed = {j for _, j in tied}
+        self.use([operands[j] for _, j in tied], position + EARLY_READ)
+        self.use([value for j, value in enumerate(operands) if j not in changed], position + READ)
+        self.define(op.results, position + EARLY_WRITE)
+        for result in op.results:
+            self.end[result] = position + WRITE
+        self.tied.extend((op.results[i], operands[j]) for i, j in tied)
 
     def loop(self, op: ForOp, position: int) -> None:
         """A loop: its arguments are written at its head and again by the yield."""

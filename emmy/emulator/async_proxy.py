@@ -1,4 +1,4 @@
-"""What the async proxy may touch: checks of the shared memory that TMA reads and writes.
+"""What the async proxy may touch: checks of the shared memory that TMA reads and writes, and that wgmma reads.
 
 A generic write must be followed by a fence.proxy.async of its warp, and that ordered before the issue. A generic read
 must be ordered before the write that refills its bytes by a CTA barrier, or by a fence.proxy.async and an mbarrier: a
@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import numpy as np
 
+from emmy.emulator.clocks import WARPGROUP
 from emmy.emulator.datatypes import Array
-from emmy.emulator.shared_memory import IN_FLIGHT, INITIALISED, MBARRIER, NEVER, SharedMemory, stamp_of
+from emmy.emulator.shared_memory import ALL_LANES, IN_FLIGHT, INITIALISED, MBARRIER, NEVER, SharedMemory, stamp_of
 
 
 def begin_write(shared: SharedMemory, cells: Array, agent: int, warp: int, lane: int, line: int) -> None:
@@ -20,7 +21,7 @@ def begin_write(shared: SharedMemory, cells: Array, agent: int, warp: int, lane:
     if (state == MBARRIER).any():
         shared.bad_state(cells[:, None], (state == MBARRIER)[:, None], _full(cells, warp), _full(cells, lane))
     known = shared.clocks.known_to_lane(warp, lane)
-    _check_writers(shared, cells, known, warp, lane, "overwrites")
+    _check_writers(shared, cells, known, warp, lane, "the bulk copy", "overwrites")
     _check_readers(shared, cells, known, warp, lane)
     shared.state[cells] = IN_FLIGHT
     shared.writer[cells] = agent
@@ -40,16 +41,29 @@ def begin_read(shared: SharedMemory, cells: Array, epoch: int, warp: int, lane: 
     bad = shared.state[cells] != INITIALISED
     if bad.any():
         shared.bad_state(cells[:, None], bad[:, None], _full(cells, warp), _full(cells, lane))
-    _check_writers(shared, cells, shared.clocks.known_to_lane(warp, lane), warp, lane, "reads")
+    _check_writers(shared, cells, shared.clocks.known_to_lane(warp, lane), warp, lane, "the bulk copy", "reads")
     stamp = stamp_of(np.array(epoch), line, np.array(lane))
     shared.read_stamp[cells, shared.clocks.bulk + warp] = stamp
+
+
+def begin_wgmma(shared: SharedMemory, cells: Array, epoch: int, first_warp: int, queue: int, line: int) -> None:
+    """A wgmma of the warpgroup at `first_warp` begins to read these granules, and goes on until its warps know of `epoch`
+    of its queue. Each of the four warps must know of the writes; lanes are not told apart."""
+    bad = shared.state[cells] != INITIALISED
+    if bad.any():
+        shared.bad_state(cells[:, None], bad[:, None], _full(cells, first_warp), _full(cells, ALL_LANES))
+    clocks = shared.clocks
+    for warp in range(first_warp, first_warp + WARPGROUP):
+        _check_writers(shared, cells, clocks.known[warp], warp, ALL_LANES, "the wgmma", "reads")
+    stamp = stamp_of(np.array(epoch), line, np.array(ALL_LANES))
+    shared.read_stamp[cells, clocks.wgmma + queue] = stamp
 
 
 def _full(cells: Array, value: int) -> Array:
     return np.full(cells.size, value)
 
 
-def _check_writers(shared: SharedMemory, cells: Array, known: Array, warp: int, lane: int, verb: str) -> None:
+def _check_writers(shared: SharedMemory, cells: Array, known: Array, warp: int, lane: int, who: str, verb: str) -> None:
     clocks = shared.clocks
     writer, stamp = shared.writer[cells], shared.write_stamp[cells]
     # Generic writers count from their fence on: warps, and cp.async queues, have a component for that.
@@ -64,7 +78,8 @@ def _check_writers(shared: SharedMemory, cells: Array, known: Array, warp: int, 
         text = shared.written_by(agent, at)
         if at >> 32 > known[agent] and not (agent == warp and at & 255 == lane):
             shared.race(verb, text, cell, warp, lane)
-        shared.proxy_fault(verb, text, "no fence.proxy.async of that warp follows the write", cell, warp, lane)
+        reason = "no fence.proxy.async of that warp follows the write"
+        shared.proxy_fault(f"{who} {verb}", text, reason, cell, warp, lane)
 
 
 def _check_readers(shared: SharedMemory, cells: Array, known: Array, warp: int, lane: int) -> None:
@@ -81,7 +96,7 @@ def _check_readers(shared: SharedMemory, cells: Array, known: Array, warp: int, 
         if at >> 32 > known[agent] and not (agent == warp and at & 255 == lane):
             shared.race("overwrites", text, cell, warp, lane)
         reason = "neither a CTA barrier nor a fence.proxy.async of that warp follows the read"
-        shared.proxy_fault("overwrites", text, reason, cell, warp, lane)
+        shared.proxy_fault("the bulk copy overwrites", text, reason, cell, warp, lane)
 
 
 def _fenced_by_itself(shared: SharedMemory, agent: int, stamp: int, warp: int, lane: int) -> bool:

@@ -107,7 +107,7 @@ def decode_barrier(spelling: Spelling) -> Operation:
             numbers = machine.uniform(number[low:high], low, "the barrier")
             counts = machine.uniform(count[0][low:high], low, "the thread count") if count else []
             for i, warp in enumerate(range(low, high)):
-                expected = counts[i] if counts else 32 * machine.warps
+                expected = counts[i] if counts else 32 * machine.cta_warps
                 machine.barriers.arrive(warp, numbers[i], expected, wait)
 
         return execute
@@ -121,8 +121,8 @@ def decode_barrier(spelling: Spelling) -> Operation:
 _SHARED = ("shared", "shared::cta")
 
 
-def _ordering(spelling: Spelling, semantics: str = "", cluster: bool = False) -> None:
-    """[.semantics][.scope].shared[::cta].b64; `cluster`: .shared::cluster too, for an address of the own CTA.
+def _ordering(spelling: Spelling, semantics: str = "", cluster: bool = False) -> bool:
+    """[.semantics][.scope].shared[::cta].b64; `cluster`: .shared::cluster too. Is it .shared::cluster?
 
     .relaxed where the default orders memory is refused: nothing that the program then reads would be ordered.
     """
@@ -131,10 +131,12 @@ def _ordering(spelling: Spelling, semantics: str = "", cluster: bool = False) ->
         spelling.require("cta", "cluster")
         version = (8, 0)
     spaces = (*_SHARED, "shared::cluster") if cluster else _SHARED
-    if "::" in spelling.require(*spaces):
+    space = spelling.require(*spaces)
+    if "::" in space:
         version = max(version, (7, 8))
     spelling.require("b64")
     spelling.available(version, 80)
+    return space == "shared::cluster"
 
 
 # Acts on one lane's mbarrier: (address, object, warp, lane) -> the lane's result.
@@ -168,7 +170,7 @@ def decode_mbarrier_init(spelling: Spelling) -> Operation:
     line = spelling.source.line
 
     def bind(machine: Machine) -> Execute:
-        addresses = machine.address(address)
+        addresses = machine.shared_address(address)
         counts = machine.source(spelling.operands[1], U32) if init else None
 
         def execute(low: int, high: int, mask: Array | None) -> None:
@@ -192,7 +194,7 @@ def decode_mbarrier_arrive(spelling: Spelling) -> Operation:
     operands = spelling.operands
     has_state = bool(operands) and not isinstance(operands[0], Address)
     target = operands[0] if has_state else Sink()
-    _ordering(spelling, "release", cluster=isinstance(target, Sink))
+    anywhere = _ordering(spelling, "release", cluster=isinstance(target, Sink))
     if expects or isinstance(target, Sink):
         spelling.available((8, 0), 90)
     rest = operands[1:] if has_state else operands
@@ -203,7 +205,7 @@ def decode_mbarrier_arrive(spelling: Spelling) -> Operation:
         spelling.check(rest[1], U32)
 
     def bind(machine: Machine) -> Execute:
-        addresses = machine.address(address)
+        addresses = machine.shared_address(address, anywhere)
         amounts = machine.source(rest[1], U32) if len(rest) == 2 else None
         write = machine.writer(target, B64)
 
@@ -240,13 +242,13 @@ def decode_mbarrier_expect(spelling: Spelling) -> Operation:
     """expect_tx [a], bytes waits for more of them, complete_tx [a], bytes does as if they had arrived."""
     expects = spelling.prefix == "mbarrier.expect_tx"
     spelling.available((8, 0), 90)
-    _ordering(spelling, "relaxed", cluster=True)
+    anywhere = _ordering(spelling, "relaxed", cluster=True)
     spelling.finish(2)
     address = spelling.address(spelling.operands[0], "shared")
     spelling.check(spelling.operands[1], U32)
 
     def bind(machine: Machine) -> Execute:
-        addresses = machine.address(address)
+        addresses = machine.shared_address(address, anywhere)
         amounts = machine.source(spelling.operands[1], U32)
 
         def expect(at: int, barrier: MBarrier, warp: int, lane: int) -> int:
@@ -290,7 +292,7 @@ def decode_mbarrier_wait(spelling: Spelling) -> Operation:
 
 
 def _wait(machine: Machine, address: Address, target: Operand, phase: Operand, parity: bool) -> Execute:
-    addresses = machine.address(address)
+    addresses = machine.shared_address(address)
     wanted = machine.source(phase, U32 if parity else B64)
     write = machine.writer(target, PRED)
 

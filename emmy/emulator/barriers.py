@@ -7,10 +7,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from emmy.emulator.clocks import MOST_MBARRIERS
 from emmy.emulator.datatypes import Array
 from emmy.emulator.faults import Fault
-from emmy.emulator.shared_memory import MBARRIER, SHARED_BASE, UNINITIALISED
+from emmy.emulator.shared_memory import MBARRIER, SHARED_BASE, UNINITIALISED, WINDOW
 
 if TYPE_CHECKING:
     from emmy.emulator.machine import Machine
@@ -25,13 +24,14 @@ class Waiting:
     """Why a warp cannot run.
 
     mbarrier: the address it polls, if it does. retry: it stands at the instruction, not behind it, and executes it again.
-    pool: it waits for registers.
+    pool: it waits for registers. cluster: it waits at the cluster's barrier.
     """
 
     text: str
     mbarrier: int | None = None
     retry: bool = False
     pool: bool = False
+    cluster: bool = False
 
 
 @dataclass
@@ -50,7 +50,7 @@ class NamedBarriers:
 
     def __init__(self, machine: Machine):
         self.machine = machine
-        self.open: dict[int, _NamedBarrier] = {}
+        self.open: dict[tuple[int, int], _NamedBarrier] = {}  # by CTA rank and number
 
     def reset(self) -> None:
         self.open.clear()
@@ -59,13 +59,14 @@ class NamedBarriers:
         machine = self.machine
         if not 0 <= number < 16:
             raise Fault(f"barrier {number} does not exist, there are 0 to 15", warp)
-        if expected % 32 or not 0 < expected <= 32 * machine.warps:
+        if expected % 32 or not 0 < expected <= 32 * machine.cta_warps:
             raise Fault(
                 f"barrier {number} expects {expected} threads: a multiple of 32, at most the CTA's "
-                f"{32 * machine.warps}, is needed",
+                f"{32 * machine.cta_warps}, is needed",
                 warp,
             )
-        barrier = self.open.setdefault(number, _NamedBarrier(expected))
+        key = (warp // machine.cta_warps, number)
+        barrier = self.open.setdefault(key, _NamedBarrier(expected))
         if barrier.expected != expected:
             raise Fault(f"barrier {number}: others expect {barrier.expected} threads, this warp {expected}", warp)
         live = int(machine.live_bits[warp])
@@ -78,11 +79,12 @@ class NamedBarriers:
             machine.clocks.barrier(barrier.clocks, barrier.warps)
             for released in barrier.warps:
                 machine.waiting[released] = None
-            del self.open[number]
+            del self.open[key]
 
     def report(self) -> list[str]:
         return [
-            f"barrier {number}: {b.arrived} of {b.expected} threads arrived" for number, b in sorted(self.open.items())
+            f"barrier {number}{self.machine.cluster.of_rank(rank)}: {b.arrived} of {b.expected} threads arrived"
+            for (rank, number), b in sorted(self.open.items())
         ]
 
 
@@ -110,7 +112,8 @@ class MBarrier:
 
 
 class MBarriers:
-    """All mbarriers of a CTA, by shared address. PTX ISA, "Parallel Synchronization: mbarrier"."""
+    """All mbarriers of the CTAs that run together, by shared address (with the CTA's rank, as `shared_memory` has it).
+    PTX ISA, "Parallel Synchronization: mbarrier"."""
 
     def __init__(self, machine: Machine):
         self.machine = machine
@@ -137,8 +140,8 @@ class MBarriers:
         machine.shared.check_write(cells, np.array([warp]), np.array([lane]), line, state=MBARRIER)
         none = np.zeros(machine.clocks.agents, np.int64)
         epoch = int(machine.clocks.epoch[warp])
-        if self.created == MOST_MBARRIERS:
-            raise Fault(f"the emulator has room for {MOST_MBARRIERS} mbarriers in a CTA", warp, lane)
+        if self.created == machine.clocks.most_mbarriers:
+            raise Fault(f"the emulator has room for {self.created} mbarriers", warp, lane)
         agent = machine.clocks.mbarriers + self.created
         self.created += 1
         self.objects[address] = MBarrier(count, count, line, warp, lane, epoch, agent, none, none)
@@ -249,7 +252,8 @@ class MBarriers:
 
     def report(self) -> list[str]:
         return [
-            f"mbarrier {address:#x} (offset {address - SHARED_BASE}): phase {b.phase}, {b.pending} of {b.count} "
+            f"mbarrier {address % WINDOW:#x} (offset {address % WINDOW - SHARED_BASE})"
+            f"{self.machine.cluster.of_rank(address // WINDOW)}: phase {b.phase}, {b.pending} of {b.count} "
             f"arrivals and {b.tx} bytes outstanding"
             for address, b in sorted(self.objects.items())
         ]

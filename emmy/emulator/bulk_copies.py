@@ -17,7 +17,7 @@ from emmy.emulator import async_proxy
 from emmy.emulator.barriers import MBarrier
 from emmy.emulator.datatypes import Array
 from emmy.emulator.faults import Fault
-from emmy.emulator.shared_memory import SHARED_BASE
+from emmy.emulator.shared_memory import SHARED_BASE, WINDOW
 
 if TYPE_CHECKING:
     from emmy.emulator.machine import Machine
@@ -25,12 +25,14 @@ if TYPE_CHECKING:
 
 @dataclass(eq=False)
 class Place:
-    """Where in shared memory a copy reads or writes, and who issued it. rows: indices of 16-byte rows, in box order."""
+    """Where in shared memory a copy reads or writes, and who issued it. rows: indices of 16-byte rows, in box order.
+    rank: of the CTA whose memory it is."""
 
     rows: Array
     warp: int
     lane: int
     line: int
+    rank: int
 
 
 @dataclass(eq=False)
@@ -66,7 +68,7 @@ class _Thread:
 
 
 class BulkCopies:
-    """All bulk copies of a CTA."""
+    """All bulk copies of the CTAs that run together."""
 
     def __init__(self, machine: Machine):
         self.machine = machine
@@ -88,15 +90,16 @@ class BulkCopies:
                 warp,
                 lane,
             )
-        begin, size = address - SHARED_BASE, 16 * chunks.size
-        if not 0 <= begin <= shared.size - size:
+        rank, local = divmod(address, WINDOW)
+        begin, size = local - SHARED_BASE, 16 * chunks.size
+        if not 0 <= begin <= shared.size - size or rank >= shared.ctas:
             raise Fault(
                 f"shared address {address:#x} is out of bounds: the CTA has {shared.size} bytes at {SHARED_BASE:#x}, "
                 f"the copy takes {size}",
                 warp,
                 lane,
             )
-        return Place((begin + chunks) >> 4, warp, lane, line)
+        return Place((rank * shared.stride + begin + chunks) >> 4, warp, lane, line, rank)
 
     def _cells(self, rows: Array) -> Array:
         shared = self.machine.shared
@@ -208,14 +211,20 @@ class BulkCopies:
 
     # The end of the CTA
 
+    def check_exit(self, rank: int) -> None:
+        """The CTA of a rank ends: no load may still write to its shared memory, and each was waited for."""
+        for load in self.loads:
+            if load.place.rank == rank:
+                place = load.place
+                raise Fault("the CTA ends while this copy is in flight", place.warp, place.lane, place.line)
+        for barrier, phase, place in self.last_loads.values():
+            if place.rank == rank and barrier.seen <= phase:
+                raise Fault("the CTA ends, and no warp waited for this copy", place.warp, place.lane, place.line)
+
     def finish(self) -> None:
         """All warps have left: what is in flight would use shared memory that is no longer the CTA's."""
-        for load in self.loads:
-            place = load.place
-            raise Fault("the CTA ends while this copy is in flight", place.warp, place.lane, place.line)
-        for barrier, phase, place in self.last_loads.values():
-            if barrier.seen <= phase:
-                raise Fault("the CTA ends, and no warp waited for this copy", place.warp, place.lane, place.line)
+        for rank in range(self.machine.ctas):
+            self.check_exit(rank)
         for store in self.stores:
             if not store.waited:
                 place = store.place

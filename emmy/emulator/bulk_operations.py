@@ -11,10 +11,11 @@ from emmy.emulator.datatypes import TYPES, Array
 from emmy.emulator.decode import Execute, Operation, Spelling, instruction
 from emmy.emulator.faults import Fault
 from emmy.emulator.machine import Machine
+from emmy.emulator.shared_memory import WINDOW
 from emmy.emulator.syntax import Address, Operand, Symbol, TensorAddress
 from emmy.emulator.tensor_map import BoundMap
 
-S32, U32, B64 = TYPES["s32"], TYPES["u32"], TYPES["b64"]
+S32, U16, U32, B64 = TYPES["s32"], TYPES["u16"], TYPES["u32"], TYPES["b64"]
 _RANKS = tuple(f"{n}d" for n in range(1, 6))
 _ALIGNMENT = 16  # of cp.async.bulk: addresses and size, bytes
 
@@ -32,9 +33,9 @@ def _for_each_lane(machine: Machine, act: Act) -> Execute:
     return execute
 
 
-def _lane_address(machine: Machine, address: Address) -> Callable[[int, int], int]:
-    """The address of one lane."""
-    compute = machine.address(address)
+def _lane_address(machine: Machine, address: Address, shared: bool = False) -> Callable[[int, int], int]:
+    """The address of one lane; `shared`: in its CTA's shared memory."""
+    compute = machine.shared_address(address) if shared else machine.address(address)
     return lambda warp, lane: int(compute(warp, warp + 1, None)[lane])
 
 
@@ -104,8 +105,8 @@ def _bind_box(machine: Machine, tensor: TensorAddress) -> _Box:
 
 @instruction("cp.async.bulk.tensor")
 def decode_tensor_copy(spelling: Spelling) -> Operation:
-    """[shared], [map, {..}], [mbarrier] loads a box; [map, {..}], [shared] stores one. Multicast, im2col, gather and
-    reductions are not known here."""
+    """[shared], [map, {..}], [mbarrier] loads a box, with .multicast::cluster and a mask into several CTAs of the cluster;
+    [map, {..}], [shared] stores one. im2col, gather and reductions are not known here."""
     spelling.available((8, 0), 90)
     rank = int(spelling.require(*_RANKS)[0])
     spelling.take("tile")
@@ -115,25 +116,43 @@ def decode_tensor_copy(spelling: Spelling) -> Operation:
 
 
 def _tensor_load(spelling: Spelling, rank: int) -> Operation:
+    multicast = bool(spelling.take("multicast::cluster"))
     _destination_space(spelling)
     spelling.require("global")
-    target, source, barrier = _cache_hint(spelling, spelling.operands, 3)
+    target, source, barrier, *mask = _cache_hint(spelling, spelling.operands, 3 + multicast)
+    for operand in mask:
+        spelling.check(operand, U16)
     to, at = spelling.address(target, "shared"), spelling.address(barrier, "shared")
     tensor = _tensor_address(spelling, source, rank)
     line = spelling.source.line
 
     def bind(machine: Machine) -> Execute:
-        targets, barriers = _lane_address(machine, to), _lane_address(machine, at)
+        targets, barriers = _lane_address(machine, to, shared=True), _lane_address(machine, at, shared=True)
         box = _bind_box(machine, tensor)
+        masks = [machine.source(operand, U16) for operand in mask]
 
         def act(warp: int, lane: int) -> None:
             map_, corner = box.find(warp, lane)
-            place = machine.bulk.place(targets(warp, lane), map_.chunks, map_.alignment, warp, lane, line)
-            machine.bulk.load(place, lambda: map_.read(corner), barriers(warp, lane))
+            ranks = _ranks(machine, int(masks[0][warp, lane]), warp, lane) if masks else [machine.cluster.rank_of(warp)]
+            for rank in ranks:
+                # The same offset in every CTA, of the box and of the mbarrier.
+                away = (rank - machine.cluster.rank_of(warp)) * WINDOW
+                place = machine.bulk.place(targets(warp, lane) + away, map_.chunks, map_.alignment, warp, lane, line)
+                machine.bulk.load(place, lambda: map_.read(corner), barriers(warp, lane) + away)
 
         return _for_each_lane(machine, act)
 
     return Operation("cp.async.bulk.tensor", bind, destinations=0, shared_bytes=16)
+
+
+def _ranks(machine: Machine, mask: int, warp: int, lane: int) -> list[int]:
+    """The CTAs that a multicast's mask names. Raises Fault for one that is not in the cluster, or has ended."""
+    ranks = [rank for rank in range(16) if mask >> rank & 1]
+    if not ranks:
+        raise Fault("the mask of a multicast names no CTA", warp, lane)
+    for rank in ranks:
+        machine.cluster.check_rank(rank, warp, lane)
+    return ranks
 
 
 def _tensor_store(spelling: Spelling, rank: int) -> Operation:
@@ -145,7 +164,7 @@ def _tensor_store(spelling: Spelling, rank: int) -> Operation:
     line = spelling.source.line
 
     def bind(machine: Machine) -> Execute:
-        sources, box = _lane_address(machine, from_), _bind_box(machine, tensor)
+        sources, box = _lane_address(machine, from_, shared=True), _bind_box(machine, tensor)
 
         def act(warp: int, lane: int) -> None:
             map_, corner = box.find(warp, lane)
@@ -154,7 +173,7 @@ def _tensor_store(spelling: Spelling, rank: int) -> Operation:
 
         return _for_each_lane(machine, act)
 
-    return Operation("cp.async.bulk.tensor", bind, destinations=0, shared_bytes=16, bulk_store=True)
+    return Operation("cp.async.bulk.tensor", bind, destinations=0, shared_bytes=16, reads_late=True)
 
 
 @instruction("prefetch")
@@ -203,7 +222,8 @@ def decode_bulk_copy(spelling: Spelling) -> Operation:
     line = spelling.source.line
 
     def bind(machine: Machine) -> Execute:
-        inner, outer, barriers = (_lane_address(machine, a) for a in (to, from_, barrier))
+        inner, barriers = _lane_address(machine, to, shared=True), _lane_address(machine, barrier, shared=True)
+        outer = _lane_address(machine, from_)
         sizes = machine.source(operands[2], U32)
 
         def act(warp: int, lane: int) -> None:
@@ -226,7 +246,7 @@ def decode_bulk_copy(spelling: Spelling) -> Operation:
 
         return _for_each_lane(machine, act)
 
-    return Operation("cp.async.bulk", bind, destinations=0, shared_bytes=16, bulk_store=not loads)
+    return Operation("cp.async.bulk", bind, destinations=0, shared_bytes=16, reads_late=not loads)
 
 
 def _contiguous(machine: Machine, address: int, size: int) -> Array:

@@ -1,10 +1,10 @@
 """Who knows of whose memory accesses: one vector clock for each warp, with a component for each agent that can access.
 
-With W warps the agents are, in this order: W warps, W of their bulk stores (which read shared memory), W of their
-cp.async queues, then one for each mbarrier, which stands for the TMA loads that complete on it. An access is stamped
-with its agent's epoch; it is ordered before warp w if the epoch is at most `known[w, agent]`. For w itself,
-`known[w, w]` counts what *all* lanes of w know, which is up to the last warp-wide synchronisation: between lanes a
-bar.warp.sync is due.
+With W warps the agents are, in this order: W warps, W of their bulk stores (which read shared memory), a wgmma queue of
+each warpgroup (which reads it, too), W cp.async queues, then one for each mbarrier, which stands for the TMA loads that
+complete on it. An access is stamped with its agent's epoch; it is ordered before warp w if the epoch is at most
+`known[w, agent]`. For w itself, `known[w, w]` counts what *all* lanes of w know, which is up to the last warp-wide
+synchronisation: between lanes a bar.warp.sync is due.
 
 3 W more components tell what the async proxy (TMA) may touch, by the same epochs: accesses of a warp, and of its
 cp.async queue, that a fence.proxy.async of that warp followed; and accesses that a CTA barrier followed. They travel
@@ -19,20 +19,24 @@ from emmy.emulator.datatypes import Array
 
 FULL_MASK = 0xFFFFFFFF
 MOST_MBARRIERS = 128  # mbarrier.init that one CTA may execute; a limit of the emulator
+WARPGROUP = 4  # warps
 
 
 class Clocks:
-    """Vector clocks of one CTA. Epochs are int64 counters that begin at 1.
+    """Vector clocks of the CTAs that run together. Epochs are int64 counters that begin at 1.
 
-    bulk, queue, fenced, fenced_queue, barrier_passed, mbarriers: the first component of each kind.
+    bulk, wgmma, queue, fenced, fenced_queue, barrier_passed, mbarriers: the first component of each kind.
     """
 
-    def __init__(self, warps: int):
+    def __init__(self, warps: int, ctas: int = 1):
         self.warps = warps
-        self.bulk, self.queue = warps, 2 * warps
-        self.fenced, self.fenced_queue, self.barrier_passed = 3 * warps, 4 * warps, 5 * warps
-        self.mbarriers = 6 * warps
-        self.agents = self.mbarriers + MOST_MBARRIERS
+        self.bulk, self.wgmma = warps, 2 * warps
+        self.queue = self.wgmma + ctas * -(-warps // ctas // WARPGROUP)
+        self.fenced = self.queue + warps
+        self.fenced_queue, self.barrier_passed = self.fenced + warps, self.fenced + 2 * warps
+        self.mbarriers = self.fenced + 3 * warps
+        self.most_mbarriers = MOST_MBARRIERS * ctas
+        self.agents = self.mbarriers + self.most_mbarriers
         self.own = np.arange(warps)
         self.reset()
 

@@ -34,7 +34,7 @@ def decode_copy(spelling: Spelling) -> Operation:
     line = spelling.source.line
 
     def bind(machine: Machine) -> Execute:
-        targets, sources = machine.address(target), machine.address(source)
+        targets, sources = machine.shared_address(target), machine.address(source)
         amount = None if extra is None else machine.source(extra, PRED if ignores else U32)
 
         def counts(low: int, high: int, mask: Array | None, warp: Array, lane: Array) -> Array:
@@ -102,7 +102,7 @@ def decode_copy_arrive(spelling: Spelling) -> Operation:
     address = spelling.address(spelling.operands[0], "shared")
 
     def bind(machine: Machine) -> Execute:
-        addresses = machine.address(address)
+        addresses = machine.shared_address(address)
 
         def execute(low: int, high: int, mask: Array | None) -> None:
             warp, lane = machine.lanes(low, high, mask)

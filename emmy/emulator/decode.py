@@ -48,7 +48,8 @@ class Operation:
     control: it may block a warp or move its program counter, so the scheduler looks again after it.
     branch: the position it jumps to (-1: leaves the kernel), None if it does neither.
     shared_bytes: the narrowest shared access it makes, which bounds the granule of race detection; 0 if none.
-    bulk_store: it reads shared memory after it was issued.
+    reads_late: it reads shared memory after it was issued.
+    in_place: what it writes it also reads, and both later: it checks and marks those registers itself.
     """
 
     kind: str
@@ -58,7 +59,8 @@ class Operation:
     control: bool = False
     branch: int | None = None
     shared_bytes: int = 0
-    bulk_store: bool = False
+    reads_late: bool = False
+    in_place: bool = False
 
 
 Decoder = Callable[["Spelling"], Operation]
@@ -74,6 +76,8 @@ _MODULES = (
     "bulk_operations",
     "register_pool",
     "matrix_operations",
+    "cluster_operations",
+    "wgmma_operations",
 )
 
 

@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from emmy.emulator.cluster import Dimensions
 from emmy.emulator.datatypes import Array
 from emmy.emulator.decode import decode, load_table
 from emmy.emulator.faults import EmulatorError
@@ -21,9 +22,9 @@ from emmy.emulator.syntax import Kernel, Parameter
 from emmy.emulator.tensor_map import MAP_BYTES, BoundMap, TensorMap
 
 Argument = Array | Uninitialised | Pointer | int | float | bytes | np.generic
-Dimensions = tuple[int, int, int]
 DEFAULT_BUDGET = 50_000_000
 MOST_SHARED_BYTES = 232_448  # of a CTA on sm_90, the largest of all targets
+MOST_CTAS = 8  # of a portable cluster
 
 
 @dataclass
@@ -67,14 +68,16 @@ class Emulator:
         order: Literal["fixed", "reversed", "random"] = "fixed",
         seed: int = 0,
         max_instructions: int = DEFAULT_BUDGET,
+        cluster: Dimensions | None = None,
     ) -> Report:
-        """Run every CTA of a grid, one after another, and write the buffers in place.
+        """Run every cluster of a grid (without clusters: every CTA), one after another, and write the buffers in place.
 
         args: for each parameter a C-contiguous array (passed as its address), `Uninitialised(array)`,
         `Pointer(array, byte_offset)`, a `TensorMap` for a `.param .align 64 .b8 name[128]`, or a number converted to
         the parameter's type (`bytes` for an array of bytes).
-        landing: when asynchronous copies land. order: which warp, and which CTA, runs next. seed: of both randoms.
+        landing: when asynchronous copies and wgmma land. order: which warp, and which CTA, runs next. seed: of both randoms.
         max_instructions: warp instructions after which a loop counts as endless.
+        cluster: CTAs of a cluster, as a launch attribute; a kernel with .reqnctapercluster needs none.
 
         Raises EmulatorError for a broken launch contract and for every fault listed in the package's docstring.
         """
@@ -84,18 +87,20 @@ class Emulator:
             raise EmulatorError(f"unknown landing {landing!r} or order {order!r}")
         program = self.programs[kernel]
         _check_block(program.kernel, grid, block)
+        shape = _cluster_shape(program.kernel, grid, cluster)
         began = time.perf_counter()
         memory = GlobalMemory()
         parameters, maps = _parameter_space(program.kernel, args, memory)
         chance = random.Random(seed)
         budget = Budget(0, max_instructions)
         with np.errstate(all="ignore"):
-            machine = Machine(program, grid, block, shared_bytes, memory, parameters, maps, landing, chance)
+            machine = Machine(program, grid, block, shape, shared_bytes, memory, parameters, maps, landing, chance)
             if machine.shared_size > MOST_SHARED_BYTES:
                 raise EmulatorError(f"{machine.shared_size} bytes of shared memory, {MOST_SHARED_BYTES} is the most")
-            for cta in _cta_order(grid, order, chance):
-                machine.reset(cta)
-                Scheduler(machine, order, budget, cta).run()
+            clusters = (grid[0] // shape[0], grid[1] // shape[1], grid[2] // shape[2])
+            for index in _order(clusters, order, chance):
+                machine.reset(index)
+                Scheduler(machine, order, budget).run()
         report = Report(bank_conflicts=dict(sorted(machine.conflicts.items())))
         for slot in machine.slots:
             if slot.count:
@@ -108,7 +113,7 @@ class Emulator:
 def _decode(kernel: Kernel) -> Program:
     operations = [decode(instruction, kernel.module) for instruction in kernel.instructions]
     widths = [o.shared_bytes for o in operations if o.shared_bytes]
-    return Program(kernel, operations, min([4, *widths]), any(o.bulk_store for o in operations))
+    return Program(kernel, operations, min([4, *widths]), any(o.reads_late for o in operations))
 
 
 def _check_block(kernel: Kernel, grid: Dimensions, block: Dimensions) -> None:
@@ -127,13 +132,31 @@ def _check_block(kernel: Kernel, grid: Dimensions, block: Dimensions) -> None:
             raise EmulatorError(f"{kernel.name} needs blocks of {needed} by .reqntid, launched with {tuple(block)}")
 
 
-def _cta_order(grid: Dimensions, order: str, chance: random.Random) -> list[Dimensions]:
-    ctas = [(x, y, z) for z in range(grid[2]) for y in range(grid[1]) for x in range(grid[0])]
+def _cluster_shape(kernel: Kernel, grid: Dimensions, asked: Dimensions | None) -> Dimensions:
+    """CTAs of a cluster along x, y, z: what the kernel requires or the launch asks for; one CTA if neither does."""
+    required = kernel.limits.get("reqnctapercluster")
+    shape = asked or (1, 1, 1)
+    if required is not None:
+        x, y, z = (*required, 1, 1)[:3]
+        shape = (x, y, z)
+        if asked is not None and tuple(asked) != shape:
+            raise EmulatorError(f"{kernel.name} needs clusters of {shape} by .reqnctapercluster, launched with {asked}")
+    elif "explicitcluster" in kernel.limits and asked is None:
+        raise EmulatorError(f"{kernel.name} is .explicitcluster: its launch must give the CTAs of a cluster")
+    if min(shape) < 1 or int(np.prod(shape)) > MOST_CTAS:
+        raise EmulatorError(f"a cluster of {shape} CTAs is none of 1 to {MOST_CTAS}")
+    if any(n % each for n, each in zip(grid, shape, strict=True)):
+        raise EmulatorError(f"the grid {grid} is no multiple of the cluster {shape}")
+    return shape
+
+
+def _order(grid: Dimensions, order: str, chance: random.Random) -> list[Dimensions]:
+    indices = [(x, y, z) for z in range(grid[2]) for y in range(grid[1]) for x in range(grid[0])]
     if order == "reversed":
-        ctas.reverse()
+        indices.reverse()
     elif order == "random":
-        chance.shuffle(ctas)
-    return ctas
+        chance.shuffle(indices)
+    return indices
 
 
 def _parameter_space(kernel: Kernel, args: list[Any], memory: GlobalMemory) -> tuple[Array, dict[int, BoundMap]]:

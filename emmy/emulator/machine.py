@@ -1,4 +1,5 @@
-"""The state of one CTA: registers as arrays [warps, 32], memories, clocks, and the instructions bound to them."""
+"""The state of one CTA, or of the CTAs of a cluster: registers as arrays [warps, 32], memories, clocks, and the
+instructions bound to them."""
 
 from __future__ import annotations
 
@@ -14,6 +15,7 @@ import numpy as np
 from emmy.emulator.barriers import MBarriers, NamedBarriers, Waiting
 from emmy.emulator.bulk_copies import BulkCopies
 from emmy.emulator.clocks import FULL_MASK, Clocks
+from emmy.emulator.cluster import Cluster, Dimensions
 from emmy.emulator.copies import CopyQueues
 from emmy.emulator.datatypes import STORAGE, Array, DataType
 from emmy.emulator.decode import Execute, Operation
@@ -36,6 +38,7 @@ from emmy.emulator.syntax import (
     registers_of,
 )
 from emmy.emulator.tensor_map import BoundMap
+from emmy.emulator.wgmma import WgmmaQueues
 
 Write = Callable[[int, int, "Array | None", Array], None]
 Landing = str  # "late", "early" or "random"
@@ -47,18 +50,21 @@ PARAMETER_WINDOW = 1 << 32  # generic address of parameter space: beyond shared 
 class Program:
     """A kernel with its decoded instructions; `granule`: bytes of the narrowest shared access (1, 2 or 4).
 
-    bulk_stores: some instruction is one.
+    late_readers: some instruction reads shared memory after it was issued.
     """
 
     kernel: Kernel
     operations: list[Operation]
     granule: int
-    bulk_stores: bool
+    late_readers: bool
 
 
 @dataclass
 class Slot:
-    """One bound instruction. `checked` and `written`: bits of the warps whose registers need no further check."""
+    """One bound instruction. `checked` and `written`: bits of the warps whose registers need no further check.
+
+    touches: registers, by number, that it uses and that some wgmma uses, too.
+    """
 
     source: Instruction
     operation: Operation
@@ -71,6 +77,7 @@ class Slot:
     checked: int = 0
     written: int = 0
     count: int = 0
+    touches: Array | None = None
 
 
 def mask_bits(mask: Array) -> Array:
@@ -79,13 +86,17 @@ def mask_bits(mask: Array) -> Array:
 
 
 class Machine:
-    """Runs the CTAs of one launch, one after another. Built once a launch; `reset` begins a CTA."""
+    """Runs the clusters of one launch, one after another. Built once a launch; `reset` begins a cluster.
+
+    warps: of the whole cluster; cta_warps: of one CTA. ctas: of a cluster.
+    """
 
     def __init__(
         self,
         program: Program,
-        grid: tuple[int, int, int],
-        block: tuple[int, int, int],
+        grid: Dimensions,
+        block: Dimensions,
+        cluster: Dimensions,
         shared_bytes: int,
         memory: GlobalMemory,
         parameters: Array,
@@ -96,24 +107,29 @@ class Machine:
         kernel = program.kernel
         threads = block[0] * block[1] * block[2]
         self.kernel, self.grid, self.block, self.threads = kernel, grid, block, threads
-        self.warps = -(-threads // 32)
+        self.ctas = cluster[0] * cluster[1] * cluster[2]
+        self.cta_warps = -(-threads // 32)
+        self.warps = self.ctas * self.cta_warps
         self.memory, self.parameters = memory, parameters
         self.maps = {self.generic(offset): map_ for offset, map_ in maps.items()}
         self.landing, self.chance = landing, chance
-        linear = np.arange(self.warps * 32).reshape(self.warps, 32)
+        linear = np.arange(self.warps * 32).reshape(self.warps, 32) % (32 * self.cta_warps)
         self.live: Array = linear < threads
-        self.full_warps = threads // 32
+        # Warps below this number have 32 threads; with partial warps in several CTAs, none is taken to have.
+        self.full_warps = self.warps if threads % 32 == 0 else threads // 32 if self.ctas == 1 else 0
         self.live_bits = mask_bits(self.live)
-        self.clocks = Clocks(self.warps)
+        self.clocks = Clocks(self.warps, self.ctas)
         self.symbols, shared_size = _layout(kernel, shared_bytes)
         self.shared_size, self.dynamic_size = shared_size, shared_bytes
-        self.shared = SharedMemory(shared_size, program.granule, self.clocks, self.describe, program.bulk_stores)
+        self.shared = SharedMemory(
+            shared_size, program.granule, self.clocks, self.describe, program.late_readers, self.ctas
+        )
         self.lines = {i.line: i.text for i in kernel.instructions}
         self.banks: dict[int, Array] = {
             width: np.zeros((count, self.warps, 32), STORAGE[width]) for width, count in kernel.widths.items()
         }
         self.initialised: Array = np.zeros((len(kernel.registers), self.warps), np.uint32)
-        self.special = _special_registers(self, linear)
+        self.special = _special_registers(self, linear, cluster)
         self.conflicts: Counter[int] = Counter()
         self.everyone: dict[tuple[int, int], tuple[Array, Array]] = {}
         self.pcs = [0] * self.warps
@@ -121,20 +137,21 @@ class Machine:
         self.waiting: list[Waiting | None] = [None] * self.warps
         self.poll_fails: set[int] = set()  # warps whose next mbarrier poll may return false
         self.failed_poll: list[tuple[int, int] | None] = [None] * self.warps  # position and mbarrier of the last poll
+        self.cluster = Cluster(self, cluster)
         self.barriers = NamedBarriers(self)
         self.mbarriers = MBarriers(self)
         self.copies = CopyQueues(self)
         self.bulk = BulkCopies(self)
         self.registers = RegisterPool(self)
+        self.wgmma = WgmmaQueues(self)
         self.slots = [self._bind(i, o) for i, o in zip(kernel.instructions, program.operations, strict=True)]
+        self.wgmma.watch()
 
     def describe(self, line: int) -> str:
         return f"line {line} (`{self.lines.get(line, '')}`)"
 
-    def reset(self, cta: tuple[int, int, int]) -> None:
-        """Begin the CTA with index (x, y, z): nothing is initialised, all warps stand at the first instruction."""
-        for axis, index in zip("xyz", cta, strict=True):
-            self.special[f"%ctaid.{axis}"].fill(index)
+    def reset(self, cluster: Dimensions) -> None:
+        """Begin the cluster with index (x, y, z): nothing is initialised, all warps stand at the first instruction."""
         self.initialised[:] = ~self.live_bits & np.uint32(FULL_MASK)
         for slot in self.slots:
             slot.checked = slot.written = 0
@@ -144,12 +161,14 @@ class Machine:
         self.poll_fails.clear()
         self.failed_poll = [None] * self.warps
         self.clocks.reset()
+        self.cluster.reset(cluster)
         self.shared.reset()
         self.barriers.reset()
         self.mbarriers.reset()
         self.copies.reset()
         self.bulk.reset()
         self.registers.reset()
+        self.wgmma.reset()
 
     def generic(self, parameter_address: int) -> int:
         """cvta.param: the generic address of an offset in parameter space."""
@@ -159,6 +178,8 @@ class Machine:
 
     def _bind(self, source: Instruction, operation: Operation) -> Slot:
         written = {r.number for o in source.operands[: operation.destinations] for r in registers_of(o)}
+        if operation.in_place:
+            written.clear()
         read: dict[int, None] = {}
         for position, operand in enumerate(source.operands):
             if position >= operation.destinations or isinstance(operand, Address | TensorAddress):
@@ -247,6 +268,19 @@ class Machine:
         value = int(constant) + offset
         return lambda low, high, mask: np.full((high - low) * 32 if mask is None else int(mask.sum()), value, np.int64)
 
+    def shared_address(self, operand: Address, cluster: bool = False) -> Callable[[int, int, Array | None], Array]:
+        """`address` for shared memory; `cluster`: also other CTAs', whose addresses mapa made."""
+        compute = self.address(operand)
+        if self.ctas == 1 and not cluster:
+            return compute
+
+        def place(low: int, high: int, mask: Array | None) -> Array:
+            warp, lane = self.lanes(low, high, mask)
+            found = compute(low, high, mask)
+            return self.cluster.anywhere(found, warp, lane) if cluster else self.cluster.own(found, warp)
+
+        return place
+
     # Lanes
 
     def lanes(self, low: int, high: int, mask: Array | None) -> tuple[Array, Array]:
@@ -315,13 +349,18 @@ class Machine:
         warp = int(missing.nonzero()[0][0])
         bits = int(missing[warp])
         lane = (bits & -bits).bit_length() - 1
+        poison = self.wgmma.in_flight(number, warp + low)
+        if poison is not None:
+            raise Fault(poison, warp + low, lane)
         name = self.kernel.registers[number].name
         raise Fault(f"uninitialised: the register {name} was never written", warp + low, lane)
 
     def mark_written(self, slot: Slot, low: int, high: int, mask: Array | None, bits: int) -> None:
         if not slot.destinations.size:
             slot.written |= bits
-        elif mask is None:
+            return
+        self.wgmma.check_written(slot.destinations, low, high)
+        if mask is None:
             self.initialised[slot.destinations, low:high] = FULL_MASK
             slot.written |= bits
         else:
@@ -356,8 +395,8 @@ def _layout(kernel: Kernel, dynamic_bytes: int) -> tuple[dict[str, int], int]:
     return symbols, end - SHARED_BASE + dynamic_bytes
 
 
-def _special_registers(machine: Machine, linear: Array) -> dict[str, Array]:
-    """Every special register as uint32 [warps, 32]; %ctaid is filled in for each CTA."""
+def _special_registers(machine: Machine, linear: Array, cluster: Dimensions) -> dict[str, Array]:
+    """Every special register as uint32 [warps, 32]; those that say which CTA it is are filled in for each cluster."""
     x, y, z = machine.block
     shape = linear.shape
     values: dict[str, Array] = {
@@ -366,14 +405,20 @@ def _special_registers(machine: Machine, linear: Array) -> dict[str, Array]:
         "%tid.z": linear // (x * y) % z,
         "%laneid": linear % 32,
         "%warpid": linear // 32,
-        "%nwarpid": np.full(shape, machine.warps),
+        "%nwarpid": np.full(shape, machine.cta_warps),
+        "%cluster_ctarank": np.zeros(shape, np.int64),
+        "%cluster_nctarank": np.full(shape, machine.ctas),
         "%dynamic_smem_size": np.full(shape, machine.dynamic_size),
         "%total_smem_size": np.full(shape, machine.shared_size),
     }
-    for axis, threads, ctas in zip("xyz", machine.block, machine.grid, strict=True):
+    for axis, threads, ctas, each in zip("xyz", machine.block, machine.grid, cluster, strict=True):
         values[f"%ntid.{axis}"] = np.full(shape, threads)
         values[f"%nctaid.{axis}"] = np.full(shape, ctas)
         values[f"%ctaid.{axis}"] = np.zeros(shape, np.int64)
+        values[f"%cluster_ctaid.{axis}"] = np.zeros(shape, np.int64)
+        values[f"%cluster_nctaid.{axis}"] = np.full(shape, each)
+        values[f"%clusterid.{axis}"] = np.zeros(shape, np.int64)
+        values[f"%nclusterid.{axis}"] = np.full(shape, ctas // each)
     lane = linear % 32
     bit = 1 << lane
     masks = {

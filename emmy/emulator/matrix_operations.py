@@ -52,7 +52,7 @@ class _Rows:
     def locate(self, low: int, high: int) -> tuple[Array, Array, Array]:
         """Byte offsets, warp and lane of each row."""
         machine, rows = self.machine, 8 * self.count
-        every = machine.address(self.address)(low, high, None).reshape(-1, 32)[:, :rows].reshape(-1)
+        every = machine.shared_address(self.address)(low, high, None).reshape(-1, 32)[:, :rows].reshape(-1)
         warp, lane = (x.reshape(-1, 32)[:, :rows].reshape(-1) for x in machine.lanes(low, high, None))
         offsets = machine.shared.locate(every, 16, warp, lane)
         machine.count_conflicts(self.line, offsets, 16, warp, lane)

@@ -18,7 +18,7 @@ _CACHE = (
     *[f"L2::{n}B" for n in (64, 128, 256)],
 )
 _TYPES = [f"{k}{n}" for k in "bsu" for n in (8, 16, 32, 64)] + ["f16", "bf16", "f16x2", "bf16x2", "f32", "f64"]
-_SPACES = ("param", "global", "shared", "shared::cta")
+_SPACES = ("param", "global", "shared", "shared::cta", "shared::cluster")
 
 
 def _space_and_type(spelling: Spelling) -> tuple[str, int, DataType]:
@@ -32,6 +32,13 @@ def _space_and_type(spelling: Spelling) -> tuple[str, int, DataType]:
     if count * type_.bytes > 16:
         spelling.fail("an access of more than 16 bytes")
     return space.split("::")[0], count, type_
+
+
+def _address(machine: Machine, spelling: Spelling, address: Address) -> Callable[[int, int, Array | None], Array]:
+    """Where ld and st access memory: with the CTA in shared memory, whose other CTAs .shared::cluster can name."""
+    if ".shared" not in spelling.source.opcode:
+        return machine.address(address)
+    return machine.shared_address(address, ".shared::cluster" in spelling.source.opcode)
 
 
 def _element(type_: DataType) -> DataType:
@@ -72,7 +79,7 @@ def decode_load(spelling: Spelling) -> Operation:
     line = spelling.source.line
 
     def bind(machine: Machine) -> Execute:
-        addresses = machine.address(address)
+        addresses = _address(machine, spelling, address)
         store = _spread(machine, targets, element)
 
         def execute_global(low: int, high: int, mask: Array | None) -> None:
@@ -132,7 +139,7 @@ def decode_store(spelling: Spelling) -> Operation:
     line = spelling.source.line
 
     def bind(machine: Machine) -> Execute:
-        addresses = machine.address(address)
+        addresses = _address(machine, spelling, address)
         sources = [machine.source(v, element) for v in values]
 
         def collect(low: int, high: int, mask: Array | None) -> Array:

@@ -39,10 +39,12 @@ _TOKEN = re.compile(
     re.VERBOSE | re.DOTALL,
 )
 _DEBUG_LINE = re.compile(r"^[ \t]*\.(?:loc|file)\b[^\n]*$", re.MULTILINE)
-_LIMITS = {".maxntid": "maxntid", ".reqntid": "reqntid", ".minnctapersm": "minnctapersm", ".maxnreg": "maxnreg"}
+_LIMITS = {f".{name}": name for name in ("maxntid", "reqntid", "minnctapersm", "maxnreg", "reqnctapercluster")}
 _DIMENSIONS = ("x", "y", "z")
 SPECIAL_REGISTERS = frozenset(
     [f"%{name}.{d}" for name in ("tid", "ntid", "ctaid", "nctaid") for d in _DIMENSIONS]
+    + [f"%{name}.{d}" for name in ("cluster_ctaid", "cluster_nctaid", "clusterid", "nclusterid") for d in _DIMENSIONS]
+    + ["%cluster_ctarank", "%cluster_nctarank"]
     + ["%laneid", "%warpid", "%nwarpid", "%dynamic_smem_size", "%total_smem_size"]
     + [f"%lanemask_{c}" for c in ("eq", "lt", "le", "gt", "ge")]
 )
@@ -192,6 +194,9 @@ class Parser:
                 self.accept(",")
         while not self.accept("{"):
             token = self.next()
+            if token.text == ".explicitcluster":
+                kernel.limits["explicitcluster"] = ()
+                continue
             if token.text not in _LIMITS:
                 self.fail(f"the directive `{token.text}` is not known to the emulator", token.line)
             values = [self.number()]

@@ -34,7 +34,7 @@ def entry_registers(kernel: Kernel) -> int | None:
 
 
 class RegisterPool:
-    """The pool of one CTA. How many registers a warp really uses is not modelled."""
+    """The pools of the CTAs that run together. How many registers a warp really uses is not modelled."""
 
     def __init__(self, machine: Machine):
         self.machine = machine
@@ -42,7 +42,7 @@ class RegisterPool:
         self.reset()
 
     def reset(self) -> None:
-        self.free = 0  # registers of whole warps' threads: count * 32
+        self.free = [0] * self.machine.ctas  # registers of whole warps' threads: count * 32
         self.held = [self.entry or 0] * self.machine.warps
         self.history: list[list[tuple[int, int]]] = [[] for _ in range(self.machine.warps)]
 
@@ -53,18 +53,19 @@ class RegisterPool:
             raise Fault(
                 "setmaxnreg is ignored (C7508) unless the kernel has .maxnreg, or .maxntid with .minnctapersm", warp
             )
-        if warp // _WARPGROUP * _WARPGROUP + _WARPGROUP > machine.warps:
+        if warp % machine.cta_warps // _WARPGROUP * _WARPGROUP + _WARPGROUP > machine.cta_warps:
             raise Fault(f"setmaxnreg is for warpgroups of {_WARPGROUP} warps, and this warp's is not whole", warp)
         change = registers - self.held[warp]
         if (change < 0) if increase else (change > 0):
             verb = "raise" if increase else "lower"
             raise Fault(f"setmaxnreg cannot {verb} {self.held[warp]} registers to {registers}", warp)
-        if 32 * change > self.free:
-            text = f"{32 * change} registers, the CTA's pool has {self.free} free"
+        rank = machine.cluster.rank_of(warp)
+        if 32 * change > self.free[rank]:
+            text = f"{32 * change} registers, the CTA's pool has {self.free[rank]} free"
             machine.waiting[warp] = Waiting(text, retry=True, pool=True)
             machine.pcs[warp] -= 1
             return
-        self.free -= 32 * change
+        self.free[rank] -= 32 * change
         self.held[warp] = registers
         self._record(warp, registers, line)
         if change < 0:
@@ -76,22 +77,41 @@ class RegisterPool:
         """Fault if another warp of the warpgroup ran a different setmaxnreg in this place."""
         mine = self.history[warp]
         mine.append((registers, line))
-        first = warp // _WARPGROUP * _WARPGROUP
-        for other in range(first, first + _WARPGROUP):
+        for other in self._warpgroup(warp):
             theirs = self.history[other]
             if len(theirs) >= len(mine) and theirs[len(mine) - 1] != mine[-1]:
                 where = self.machine.describe(theirs[len(mine) - 1][1])
-                raise Fault(f"the warps of a warpgroup run one setmaxnreg, but warp {other} ran that of {where}", warp)
+                name = other % self.machine.cta_warps
+                raise Fault(f"the warps of a warpgroup run one setmaxnreg, but warp {name} ran that of {where}", warp)
+
+    def _warpgroup(self, warp: int) -> range:
+        """The warps of a warp's warpgroup; of the last one of a CTA, those that there are."""
+        begin = warp // self.machine.cta_warps * self.machine.cta_warps
+        first = begin + (warp - begin) // _WARPGROUP * _WARPGROUP
+        return range(first, min(first + _WARPGROUP, begin + self.machine.cta_warps))
+
+    def report(self) -> list[str]:
+        """The pools in words, if some warp changed its registers."""
+        machine = self.machine
+        if self.entry is None or not any(self.history):
+            return []
+        each = 32 * machine.cta_warps
+        return [
+            f"register pool{machine.cluster.of_rank(rank)}: {self.entry} at entry for {each} threads, {free} free, its warps "
+            f"hold {', '.join(map(str, self.held[machine.cluster.warps_of(rank)]))}"
+            for rank, free in enumerate(self.free)
+        ]
 
     def finish(self) -> None:
         """At the end of the CTA: each warpgroup ran its setmaxnreg with all four warps, or not at all."""
         for warp, mine in enumerate(self.history):
-            first = warp // _WARPGROUP * _WARPGROUP
-            for other in range(first, min(first + _WARPGROUP, self.machine.warps)):
+            for other in self._warpgroup(warp):
                 if len(self.history[other]) < len(mine):
                     line = mine[len(self.history[other])][1]
                     raise Fault(
-                        f"all four warps of a warpgroup must run setmaxnreg, warp {other} did not", warp, line=line
+                        f"all four warps of a warpgroup must run setmaxnreg, warp {other % self.machine.cta_warps} did not",
+                        warp,
+                        line=line,
                     )
 
 

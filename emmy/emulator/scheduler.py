@@ -1,4 +1,4 @@
-"""Runs one CTA: picks warps, executes instructions for them, turns faults and deadlocks into errors with their place.
+"""Runs one CTA or cluster: picks warps, executes instructions for them, turns faults and deadlocks into errors with their place.
 
 `fixed` order runs the warps at the lowest position first; neighbours at one position share each NumPy call.
 `reversed` runs the highest warp as far as it gets, `random` a random warp for a random number of instructions.
@@ -27,13 +27,12 @@ class Budget:
 
 
 class Scheduler:
-    """Executes the CTA that `machine` was last reset for."""
+    """Executes the cluster that `machine` was last reset for."""
 
-    def __init__(self, machine: Machine, order: str, budget: Budget, cta: tuple[int, int, int]):
+    def __init__(self, machine: Machine, order: str, budget: Budget):
         self.machine = machine
         self.order = order
         self.budget = budget
-        self.cta = cta
 
     def run(self) -> None:
         """Until every warp has left the kernel. Raises EmulatorError."""
@@ -55,6 +54,7 @@ class Scheduler:
             if machine.landing == "random":
                 machine.copies.land_some()
                 machine.bulk.land_some()
+                machine.wgmma.land_some()
             low, high, limit, steps = self._pick(ready)
             position = machine.pcs[low]
             self._run_group(low, high, position, limit, steps)
@@ -68,6 +68,7 @@ class Scheduler:
         try:
             self.machine.bulk.finish()
             self.machine.registers.finish()
+            self.machine.wgmma.finish()
         except Fault as fault:
             raise self._error(fault, 0, 0) from fault
 
@@ -135,6 +136,8 @@ class Scheduler:
         slot.execute(low, high, mask)
         if bits & ~slot.written:
             machine.mark_written(slot, low, high, mask, bits)
+        if slot.touches is not None:
+            machine.wgmma.touch(slot.touches, low, high)
         slot.count += high - low if mask is None else int(mask.any(axis=1).sum())
 
     def _execute_whole_warps(self, slot: Slot, low: int, high: int, mask: Array) -> None:
@@ -152,6 +155,8 @@ class Scheduler:
                 machine.check_sources(slot, warp, warp + 1, inner, 1 << warp)
             slot.execute(warp, warp + 1, inner)
             machine.mark_written(slot, warp, warp + 1, inner, 1 << warp)
+            if slot.touches is not None:
+                machine.wgmma.touch(slot.touches, warp, warp + 1)
             slot.count += 1
 
     def _control(self, slot: Slot, low: int, high: int, position: int, mask: Array | None) -> None:
@@ -169,6 +174,7 @@ class Scheduler:
                 if self._taken(slot, warp, None if mask is None else mask[warp - low]):
                     if target < 0:
                         machine.exited[warp] = True
+                        machine.cluster.exit(warp)
                     else:
                         machine.pcs[warp] = target
                         poll = machine.failed_poll[warp]
@@ -177,12 +183,13 @@ class Scheduler:
         self._check_budget(position, low)
 
     def _to_be_repeated(self, low: int, high: int, position: int, mask: Array | None) -> int:
-        """How many of the warps failed to poll, or wait for registers, and will do so again: only success counts."""
+        """How many of the warps failed to poll, or wait for registers or the cluster, and will do so again: only success
+        counts."""
         machine = self.machine
         count = 0
         for warp in range(low, high):
             poll, reason = machine.failed_poll[warp], machine.waiting[warp]
-            again = (poll is not None and poll[0] == position) or (reason is not None and reason.pool)
+            again = (poll is not None and poll[0] == position) or (reason is not None and reason.retry)
             count += again and (mask is None or bool(mask[warp - low].any()))
         return count
 
@@ -206,17 +213,19 @@ class Scheduler:
         warp = low if fault.warp is None else fault.warp
         lane = "all lanes" if fault.lane is None else f"lane {fault.lane}"
         return EmulatorError(
-            f"PTX line {source.line}: `{source.text}`: {fault.message} (CTA {self.cta}, warp {warp}, {lane})",
+            f"PTX line {source.line}: `{source.text}`: {fault.message} ({self.machine.cluster.name(warp)}, {lane})",
             source.line,
         )
 
     def _deadlock(self) -> EmulatorError:
         machine = self.machine
-        lines = [f"deadlock in CTA {self.cta} of {machine.kernel.name}: no warp can run"]
+        what = f"CTA {machine.cluster.index[0]}" if machine.ctas == 1 else f"the cluster of {machine.cluster.index}"
+        lines = [f"deadlock in {what} of {machine.kernel.name}: no warp can run"]
         first = 0
         for warp in range(machine.warps):
+            name = f"warp {warp % machine.cta_warps}{machine.cluster.of_rank(warp // machine.cta_warps)}"
             if machine.exited[warp]:
-                lines.append(f"  warp {warp} has exited")
+                lines.append(f"  {name} has exited")
                 continue
             reason = machine.waiting[warp]
             # A warp at a barrier stands behind it, one that will try again stands at the instruction.
@@ -224,6 +233,7 @@ class Scheduler:
             source = machine.slots[position].source
             first = first or source.line
             text = "" if reason is None else reason.text
-            lines.append(f"  warp {warp} at PTX line {source.line}: `{source.text}` waits for {text}")
-        lines += [f"  {text}" for text in machine.barriers.report() + machine.mbarriers.report()]
+            lines.append(f"  {name} at PTX line {source.line}: `{source.text}` waits for {text}")
+        reports = (machine.barriers, machine.cluster.barrier, machine.mbarriers, machine.registers)
+        lines += [f"  {text}" for part in reports for text in part.report()]
         return EmulatorError("\n".join(lines), first)

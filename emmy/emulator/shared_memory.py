@@ -1,4 +1,5 @@
-"""Shared memory of one CTA: bytes, a shadow that knows what is initialised or in flight, and the race detector.
+"""Shared memory of the CTAs that run together (a cluster, mostly of one): bytes, a shadow that knows what is initialised
+or in flight, and the race detector.
 
 The shadow's granule is the narrowest shared access of the kernel (at most 4 bytes), so that every access covers whole
 granules. For each granule it keeps the last writer and, for each warp, the last read; `clocks` decides whether they are
@@ -20,6 +21,8 @@ from emmy.emulator.faults import Fault
 SHARED_BASE = 1024  # the first valid shared address; what lies below is out of bounds (and 0 is nobody's address)
 ALL_LANES = 63  # stands for "the whole warp" where a lane is recorded (ldmatrix, stmatrix)
 UNINITIALISED, INITIALISED, IN_FLIGHT, MBARRIER = 0, 1, 2, 3
+WINDOW = 1 << 24  # how far the shared memories of a cluster's CTAs lie apart, as addresses
+PADDING = 1024  # each CTA's bytes are padded to the period of the widest swizzle
 
 _LANE_BITS, _LINE_BITS = 8, 24  # a stamp is epoch << 32 | line << 8 | lane
 NEVER = (1 << 31) - 1  # an epoch that nobody gets to know: that of a write in flight
@@ -31,19 +34,27 @@ def stamp_of(epoch: Array, line: int, lane: Array) -> Array:
 
 
 class SharedMemory:
-    """`size` bytes at SHARED_BASE for `clocks.warps` warps. Accesses come as flat arrays: one entry an active lane.
+    """`size` bytes at SHARED_BASE for each of `ctas` CTAs. Accesses come as flat arrays: one entry an active lane.
 
-    bulk_stores: the kernel has bulk stores, whose reads are kept beside those of the warps (agents W .. 2 W - 1).
+    Addresses are those of the CTA's window plus its rank times WINDOW; offsets are into the bytes of all CTAs.
+    late_readers: the kernel has bulk stores or wgmma, whose reads are kept beside those of the warps.
     """
 
     def __init__(
-        self, size: int, granule: int, clocks: Clocks, describe: Callable[[int], str], bulk_stores: bool = False
+        self,
+        size: int,
+        granule: int,
+        clocks: Clocks,
+        describe: Callable[[int], str],
+        late_readers: bool = False,
+        ctas: int = 1,
     ):
         self.size = size
+        self.ctas, self.stride = ctas, -(-size // PADDING) * PADDING
         self.clocks = clocks
         self.describe = describe  # PTX line number -> "line N (`text`)"
         self.shift = granule.bit_length() - 1
-        padded = -(-size // 16) * 16
+        padded = self.stride * ctas
         self.bytes = np.zeros(padded, np.uint8)
         self.words = {width: self.bytes.view(f"uint{8 * width}") for width in (1, 2, 4, 8)}
         self.rows = self.bytes.view(np.uint32).reshape(-1, 4)
@@ -51,7 +62,7 @@ class SharedMemory:
         self.state = np.zeros(granules, np.uint8)
         self.writer = np.zeros(granules, np.int64)
         self.write_stamp = np.zeros(granules, np.int64)
-        self.readers = (2 if bulk_stores else 1) * clocks.warps
+        self.readers = clocks.queue if late_readers else clocks.warps
         self.read_stamp = np.zeros((granules, self.readers), np.int64)
         self.owner = np.zeros(granules, np.int64)
         self.steps = {n: np.arange(max(1, n >> self.shift)) for n in (1, 2, 4, 8, 16)}
@@ -62,8 +73,13 @@ class SharedMemory:
 
     def locate(self, addresses: Array, size: int, warp: Array, lane: Array) -> Array:
         """Byte offsets of accesses of `size` bytes. Raises Fault if one is out of bounds or misaligned."""
-        offsets = addresses - SHARED_BASE
-        bad = (offsets < 0) | (offsets > self.size - size)
+        if self.ctas == 1:
+            rank, offsets = None, addresses - SHARED_BASE
+            bad = (offsets < 0) | (offsets > self.size - size)
+        else:
+            rank = addresses // WINDOW
+            offsets = addresses - rank * WINDOW - SHARED_BASE
+            bad = (offsets < 0) | (offsets > self.size - size) | (rank >= self.ctas)
         if bad.any():
             i = int(bad.argmax())
             raise Fault(
@@ -81,7 +97,12 @@ class SharedMemory:
                     int(warp[i]),
                     int(lane[i]),
                 )
-        return offsets
+        return offsets if rank is None else offsets + rank * self.stride
+
+    def name(self, cell: int) -> str:
+        """The address of a granule in words."""
+        rank, offset = divmod(cell << self.shift, self.stride)
+        return f"shared address {SHARED_BASE + offset:#x}" + (f" of CTA rank {rank}" if self.ctas > 1 else "")
 
     def granules(self, offsets: Array, size: int) -> Array:
         """Granule numbers, [accesses, granules each]."""
@@ -182,7 +203,9 @@ class SharedMemory:
         where = self.describe(self._line(stamp))
         if agent < self.clocks.warps:
             return f"still read by warp {agent} at {where}"
-        return f"still read by the bulk store of warp {agent - self.clocks.bulk} at {where}"
+        if agent < self.clocks.wgmma:
+            return f"still read by the bulk store of warp {agent - self.clocks.bulk} at {where}"
+        return f"still read by warpgroup {agent - self.clocks.wgmma} in the wgmma at {where}"
 
     def written_by(self, agent: int, stamp: int) -> str:
         clocks = self.clocks
@@ -198,26 +221,23 @@ class SharedMemory:
 
     def race(self, verb: str, text: str, cell: int, warp: int, lane: int) -> NoReturn:
         raise Fault(
-            f"race: {verb} shared address {SHARED_BASE + (cell << self.shift):#x}, which is {text}; "
-            "nothing orders the two",
+            f"race: {verb} {self.name(cell)}, which is {text}; nothing orders the two",
             warp,
             None if lane == ALL_LANES else lane,
         )
 
     def proxy_fault(self, verb: str, text: str, reason: str, cell: int, warp: int, lane: int) -> NoReturn:
         raise Fault(
-            f"proxy: the bulk copy {verb} shared address {SHARED_BASE + (cell << self.shift):#x}, which is {text}; "
-            f"the two are ordered, but {reason}",
+            f"proxy: {verb} {self.name(cell)}, which is {text}; the two are ordered, but {reason}",
             warp,
-            lane,
+            None if lane == ALL_LANES else lane,
         )
 
     def _same_instruction(self, cells: Array, twice: Array, warp: Array, lane: Array) -> NoReturn:
         i, j = (int(x[0]) for x in twice.nonzero())
         other = int(self.owner[cells[i, j]]) // cells.shape[1]
         raise Fault(
-            f"race: shared address {SHARED_BASE + (int(cells[i, j]) << self.shift):#x} is also written by warp "
-            f"{int(warp[other])} in the same instruction",
+            f"race: {self.name(int(cells[i, j]))} is also written by warp {int(warp[other])} in the same instruction",
             int(warp[i]),
             int(lane[i]) if int(lane[i]) != ALL_LANES else None,
         )
@@ -225,7 +245,7 @@ class SharedMemory:
     def bad_state(self, cells: Array, bad: Array, warp: Array, lane: Array) -> NoReturn:
         i, j = (int(x[0]) for x in bad.nonzero())
         cell = int(cells[i, j])
-        where = f"shared address {SHARED_BASE + (cell << self.shift):#x}"
+        where = self.name(cell)
         state = int(self.state[cell])
         if state == UNINITIALISED:
             text = f"uninitialised: {where} was never written"

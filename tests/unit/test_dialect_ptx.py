@@ -77,8 +77,9 @@ def every_row(target: str) -> str:
 @pytest.mark.skipif(find_tool("ptxas") is None, reason="ptxas is not installed")
 @pytest.mark.parametrize("target", TARGETS)
 def test_the_assembler_takes_every_row(target: str):
-    # One kernel that gives registers up, uses many and asks for more: ptxas says that it leaves the pool alone.
-    assert list(assemble(every_row(target), target, allow=frozenset({"C7507"})).kernels) == ["k"]
+    # One kernel that gives registers up, uses many and asks for more: ptxas says that it leaves the pool alone. And it has a
+    # wgmma.fence without any wgmma, for which ptxas adds a wait.
+    assert list(assemble(every_row(target), target, allow=frozenset({"C7507", "C7517"})).kernels) == ["k"]
 
 
 def test_the_emulator_knows_every_row():

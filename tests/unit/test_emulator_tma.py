@@ -232,7 +232,7 @@ def test_tensor_map_rules(words):
 
 MISSPELT = {
     "needs .version 8.6": ("shared::cluster", "shared::cta"),
-    "`.multicast::cluster` is not known": ("complete_tx::bytes", "complete_tx::bytes.multicast::cluster"),
+    "3 operands, expected 4": ("complete_tx::bytes", "complete_tx::bytes.multicast::cluster"),
     "`.im2col` is not known": (".global.mbarrier", ".global.im2col.mbarrier"),
     "must be generic": ("[%from", "[source"),
     "2 coordinates are expected, 1 given": ("{%c0, %c1}], [%bar]", "{%c0}], [%bar]"),
