@@ -39,6 +39,7 @@ DEFAULT: tuple[Step, ...] = (
     Step("tile", "lower-tensor-op", ("tensor_op.matmul", "tensor_op.map", "tensor_op.cast")),
     Step("tile", "persistent-grid", ("tile.grid",)),
     Step("level3", "lower-tile", ("tile.load", "tile.store")),
+    Step("level3", "split-masks", ("mma.coord",)),
     Step("level3", "split-accumulation", ("mma.mma",)),
     Step("level3", "double-buffer-fragments", ("mma.mma",)),
     Step("level3", "issue-products", ("mma.mma",)),

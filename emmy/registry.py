@@ -24,6 +24,7 @@ PASSES: dict[str, str] = {
     "assign-schedule": "emmy.passes.assign_schedule",
     "lower-tensor-op": "emmy.lowering.tensor_op_to_tile",
     "lower-tile": "emmy.lowering.tile_to_level3",
+    "split-masks": "emmy.passes.split_masks",
     "split-accumulation": "emmy.passes.split_accumulation",
     "prefetch-fragments": "emmy.passes.prefetch_fragments",
     "double-buffer-fragments": "emmy.passes.double_buffer_fragments",

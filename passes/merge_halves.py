@@ -415,4 +415,4 @@ class _Level:
         a, b = constant(index), constant(ub)
         if a is not None and b is not None and a < b:
             return None
-        return emit.value(arith.CmpiOp(index, ub, "ult"))
+        return emit.value(arith.CmpiOp(index, ub, "slt"))

@@ -155,7 +155,7 @@ tile.kernel @chain({", ".join(f"%{name}: !tile.view<{shape}>" for name, shape in
 
     def range_text(self) -> str:
         """The first row's position among the columns, and the columns that the CTA's rows see (all, if not `ranged`)."""
-        m, n = self.block
+        m = self.block[0]
         lines = ["%back = arith.subi %T, %S : index", "%base = arith.addi %m, %back : index"]
         low, high = "%c0", "%T"
         if self.causal and self.ranged:

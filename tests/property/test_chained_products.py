@@ -6,18 +6,32 @@ order of sums agree bit for bit.
 
 from __future__ import annotations
 
+from unittest.mock import patch
+
 import numpy as np
 import pytest
 from chained_support import Chain
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from xdsl.dialects import arith, scf
 from xdsl.dialects.builtin import ModuleOp
 
+from emmy.dialects import mma
+from emmy.dialects.tile import GridOp, KernelOp
 from emmy.interpreters import level2, level3
+from emmy.interpreters.scalars import evaluate_scalar
 from emmy.ir import make_context, parse_module, print_module, verify_module
 from emmy.lowering.tile_to_level3 import LowerTile
+from emmy.passes.allocate_shared import AllocateShared
+from emmy.passes.lower_raster import LowerRaster
+from emmy.passes.lower_transport import LowerTransport
+from emmy.passes.place_roles import PlaceRoles
+from emmy.passes.split_masks import SplitMasks
 from emmy.passes.verify_pipelines import VerifyPipelines
+from emmy.schedules import AUTO_TRANSPORT
 
+MODES = ("unified", "specialized")
+KINDS = ("tma", "cp_async", "plain")
 SIZES = st.sampled_from((1, 7, 16, 31, 32, 40, 64, 65, 100))
 
 Run = st.fixed_dictionaries(
@@ -96,6 +110,22 @@ def test_level_2_and_the_halves_of_level_3(chain: Chain, how: dict):
     check_close(level3.run_module(halves, "f", arguments, **how), expected)
 
 
+@settings(max_examples=40, deadline=None)
+@given(chains(), Run, st.sampled_from(MODES), st.sampled_from(KINDS))
+def test_split_placed_and_lowered_forms(chain: Chain, how: dict, mode: str, kind: str):
+    """Bit for bit what the halves give, with one loop for all iterations."""
+    arguments = chain.arguments(how["seed"])
+    halves = apply(read(chain.text()), LowerTile(), VerifyPipelines())
+    expected = level3.run_module(halves, "f", arguments)
+    halves = apply(halves, SplitMasks(), VerifyPipelines())
+    check_equal(level3.run_module(halves, "f", arguments, **how), expected)
+    placed = apply(halves, PlaceRoles(mode), VerifyPipelines(), LowerRaster())
+    check_equal(level3.run_module(placed, "f", arguments, **how), expected)
+    with patch.dict(AUTO_TRANSPORT, {"sm_90a": kind}):
+        lowered = apply(placed, LowerTransport(), AllocateShared())
+    check_equal(level3.run_module(lowered, "f", arguments, **how), expected)
+
+
 def test_rings_follow_last_uses():
     """q is released behind the loop, k behind the first product, v behind the second one; nothing else is shared."""
     halves = apply(read(Chain(bias=True).with_schedule(stages=2).text()), LowerTile())
@@ -105,6 +135,114 @@ def test_rings_follow_last_uses():
     order = [text.index(mark) for mark in ("wait @q", "wait @k", "release @k", "wait @bias", "wait @v", "release @v")]
     assert order == sorted(order)
     assert text.index("release @q") > text.index("release @v")
+
+
+# ---- where a loop is split ------------------------------------------------------------------------------------------
+
+
+@st.composite
+def ranges(draw: st.DrawFn) -> Chain:
+    """Masks of all kinds; rows and columns so that blocks are all free, none is, rows lie before the first column, .."""
+    warps = draw(st.sampled_from((1, 2, 4)))
+    return Chain(
+        rows=draw(st.integers(1, 200)),
+        columns=draw(st.integers(0, 300)),
+        block=(16 * warps * draw(st.sampled_from((1, 2))), draw(st.sampled_from((16, 48, 64)))),
+        warps=warps,
+        causal=draw(st.booleans()),
+        window=draw(st.one_of(st.just(0), st.integers(1, 320))),
+        ranged=draw(st.booleans()),
+    )
+
+
+CORNERS = (
+    Chain(rows=32, columns=32, block=(32, 16), causal=True),  # no block is free
+    Chain(rows=32, columns=64, block=(32, 16)),  # no mask at all
+    Chain(rows=32, columns=300, block=(32, 16), causal=True, warps=1),  # most are free
+    Chain(rows=200, columns=10, block=(32, 16), causal=True),  # rows before the first column
+    Chain(rows=200, columns=10, block=(32, 16), causal=True, ranged=False),
+    Chain(rows=64, columns=300, block=(32, 16), causal=True, window=1),
+    Chain(rows=64, columns=300, block=(32, 16), causal=True, window=100),  # masked, free, masked
+    Chain(rows=64, columns=300, block=(32, 16), causal=True, window=33, ranged=False),
+    Chain(rows=64, columns=300, block=(32, 16), window=20),
+    Chain(rows=64, columns=0, block=(32, 16), causal=True),
+)
+
+
+@settings(max_examples=100, deadline=None)
+@given(ranges())
+def test_free_iterations_are_those_in_which_every_mask_is_true(chain: Chain):
+    check_ranges(chain)
+
+
+@pytest.mark.parametrize("chain", CORNERS)
+def test_free_iterations_in_corners(chain: Chain):
+    check_ranges(chain)
+
+
+def check_ranges(chain: Chain) -> None:
+    """Every CTA: loops cover all iterations in order; the free one those where no element of the CTA's tile is hidden.
+
+    A warp skips exactly the masked iterations in which one of its masks is false everywhere.
+    """
+    module = apply(read(chain.text()), LowerTile(), SplitMasks())
+    kernel = next(op for op in module.walk() if isinstance(op, KernelOp))
+    consumer = next(op for op in kernel.walk() if op.name == "async_copy.consumer")
+    (m, n), (b, h) = chain.block, (0, 0)
+    for start in range(0, chain.rows, m):
+        for warp in range(chain.warps):
+            values = {}
+            loops = loops_of([*kernel.block.ops, *consumer.body.block.ops], (b, h, start), warp, values)
+            ran = [j for loop in loops for j in range(*(values[v] for v in (loop.lb, loop.ub, loop.step)))]
+            low, high = whole_range(chain, start)
+            assert ran == list(range(low, high, n))
+            for loop in loops:
+                for j in range(*(values[v] for v in (loop.lb, loop.ub, loop.step))):
+                    all_seen, _ = seen(chain, start, start + m, j)
+                    free = not any(isinstance(op, mma.CoordOp) for op in loop.walk())
+                    assert free == all_seen
+                    rows = m // chain.warps
+                    tests = [op for op in loop.body.block.ops if isinstance(op, arith.CmpiOp | arith.AndIOp)]
+                    if tests:
+                        values[loop.body.block.args[0]] = j
+                        for op in tests:
+                            values[op.results[0]] = evaluate_scalar(op, [values[v] for v in op.operands])
+                        first = start + warp * rows
+                        assert values[tests[-1].results[0]] == seen(chain, first, first + rows, j)[1]
+
+
+def whole_range(chain: Chain, start: int) -> tuple[int, int]:
+    m, n = chain.block
+    base, low, high = start + chain.columns - chain.rows, 0, chain.columns
+    if chain.causal and chain.ranged:
+        high = max(min(base + m, high), 0)
+    if chain.window and chain.ranged:
+        low = max(base - chain.window + 1, 0) // n * n
+    return low, high
+
+
+def seen(chain: Chain, first: int, last: int, j: int) -> tuple[bool, bool]:
+    """(are all masks true for rows `first` to `last` and columns from j, is each of them true somewhere)"""
+    row = np.arange(first, last)[:, None] + chain.columns - chain.rows
+    key = np.arange(j, j + chain.block[1])[None, :]
+    masks = [key < chain.columns] + ([row >= key] if chain.causal else [])
+    masks += [key > row - chain.window] if chain.window else []
+    return all(mask.all() for mask in masks), all(mask.any() for mask in masks)
+
+
+def loops_of(ops, offsets: tuple[int, int, int], warp: int, values: dict) -> list[scf.ForOp]:
+    """The loops among ops, and in `values` what the index arithmetic around them comes to."""
+    loops: list[scf.ForOp] = []
+    for op in ops:
+        if isinstance(op, GridOp):
+            values.update(zip(op.offsets, offsets, strict=True))
+        elif isinstance(op, mma.WarpOp):
+            values[op.result] = warp
+        elif isinstance(op, scf.ForOp):
+            loops.append(op)
+        elif op.name.startswith("arith.") and not op.regions:
+            values[op.results[0]] = evaluate_scalar(op, [values[v] for v in op.operands])
+    return loops
 
 
 @pytest.mark.parametrize("columns", [0, 1, 33])

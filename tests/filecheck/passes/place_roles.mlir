@@ -35,7 +35,7 @@
 // CHECK-NEXT:      %[[s:.*]], %next = async_copy.wait @ab[%cur]
 // CHECK-NEXT:      %[[two:.*]] = arith.constant 32 : index
 // CHECK-NEXT:      %[[i:.*]] = arith.addi %k, %[[two]] : index
-// CHECK-NEXT:      %[[more:.*]] = arith.cmpi ult, %[[i]], %depth : index
+// CHECK-NEXT:      %[[more:.*]] = arith.cmpi slt, %[[i]], %depth : index
 // CHECK-NEXT:      %[[fill:.*]], %[[g:.*]] = async_copy.acquire @ab[%[[f]]] if %[[more]]
 // CHECK-NEXT:      scf.if %[[more]] {
 // CHECK-NEXT:        async_copy.copy %a[%m, %[[i]]] -> %[[fill]]["a"]
