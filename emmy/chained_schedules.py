@@ -50,8 +50,8 @@ class ChainRow:
     stages: int
 
 
-# 32 rows a warp halve the traffic of shared memory where registers allow them (../shared/reference/attention.md, section 5);
-# at a depth of 128 ptxas spills then, without warps of their own for copies.
+# 32 rows a warp halve the traffic of shared memory against 16, where registers allow them: at a depth of 128 they do not,
+# without warps of their own for copies.
 _LARGE_SHARED = (
     ChainRow(64, 128, 64, 4, 2),
     ChainRow(128, 128, 64, 8, 2),
@@ -74,12 +74,24 @@ CHAINED_ROWS: dict[str, tuple[ChainRow, ...]] = {
 
 
 def choose_chained_schedule(target: Target, chain: Chain) -> Schedule:
-    """The schedule that a target starts from."""
-    rows = CHAINED_ROWS[target.name]
-    row = next((row for row in rows if max(chain.depth, chain.width) <= row.most), rows[-1])
-    return Schedule(
+    """The row of the target's table; where further tensors leave no room, with fewer stages, then with fewer keys."""
+    row = table_row(target, chain)[1]
+    schedule = Schedule(
         block=(row.rows, row.keys, chain.depth), warps=(row.warps, 1), stages=row.stages, raster=1, delay=0, prefetch=0
     )
+    tried = [
+        replace(schedule, block=(row.rows, keys, chain.depth), stages=stages)
+        for keys in (row.keys >> shift for shift in range(row.keys.bit_length() - 4))
+        for stages in range(row.stages, 0, -1)
+    ]
+    return next((one for one in tried if problem_of_chain(one, target, chain) is None), tried[-1])
+
+
+def table_row(target: Target, chain: Chain) -> tuple[int, ChainRow]:
+    """The row for a chain, and its number from 1."""
+    rows = CHAINED_ROWS[target.name]
+    fitting = ((i, row) for i, row in enumerate(rows, 1) if max(chain.depth, chain.width) <= row.most)
+    return next(fitting, (len(rows), rows[-1]))
 
 
 def chained_shared_bytes(schedule: Schedule, chain: Chain, operand_bytes: int = 2) -> int:

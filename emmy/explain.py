@@ -13,9 +13,10 @@ from typing import Any, cast
 from xdsl.dialects.builtin import ModuleOp, StringAttr
 from xdsl.ir import Operation
 
+from emmy.chained_schedules import CHAINED_ROWS, table_row
 from emmy.dialects import async_copy, tile
 from emmy.dialects.common import DYNAMIC
-from emmy.dialects.tensor_op import MatmulOp, accumulation_policy, tensor_type
+from emmy.dialects.tensor_op import CompositeOp, MatmulOp, accumulation_policy, tensor_type
 from emmy.dialects.tile import ScheduleAttr
 from emmy.errors import SourceLocation
 from emmy.locations import location_of
@@ -26,18 +27,23 @@ from emmy.targets import get_target
 Places = dict[SourceLocation | None, str]
 
 
-def pinned_products(module: ModuleOp) -> set[MatmulOp]:
-    """The products whose schedule stands in the text."""
-    return {op for op in module.walk() if isinstance(op, MatmulOp) and "emmy.schedule" in op.attributes}
+def pinned_products(module: ModuleOp) -> set[Operation]:
+    """The products and composites whose schedule stands in the text."""
+    return {op for op in module.walk() if isinstance(op, MatmulOp | CompositeOp) and "emmy.schedule" in op.attributes}
 
 
-def schedule_reasons(module: ModuleOp, pinned: set[MatmulOp], options: Options) -> Places:
-    """Why each product of a module has the schedule that `assign-schedule` left, by the product's place."""
+def schedule_reasons(module: ModuleOp, pinned: set[Operation], options: Options) -> Places:
+    """Why each product and composite of a module has the schedule that `assign-schedule` left, by its place."""
     reasons: Places = {}
     for op in module.walk():
         schedule = op.attributes.get("emmy.schedule")
-        if isinstance(op, MatmulOp) and isinstance(schedule, ScheduleAttr):
-            reason = "pinned by the text" if op in pinned else _table_reason(op, schedule.data, options)
+        if isinstance(op, MatmulOp | CompositeOp) and isinstance(schedule, ScheduleAttr):
+            if op in pinned:
+                reason = "pinned by the text"
+            elif isinstance(op, CompositeOp):
+                reason = _chain_reason(op, schedule.data, options)
+            else:
+                reason = _table_reason(op, schedule.data, options)
             reasons[location_of(op)] = f"{reason}; {_waves(op, schedule.data, options.target)}"
     return reasons
 
@@ -103,11 +109,23 @@ def _table_reason(op: MatmulOp, schedule: Schedule, options: Options) -> str:
     return text + (f", with {', '.join(replaced)} from options" if replaced else "")
 
 
-def _waves(op: MatmulOp, schedule: Schedule, target: str) -> str:
+def _chain_reason(op: CompositeOp, schedule: Schedule, options: Options) -> str:
+    """The row of the table of chained products, and what room and options changed."""
+    target, replaced = get_target(options.target), [name for name, _ in options.schedule]
+    number, row = table_row(target, op.chain())
+    text = f"row {number} of {len(CHAINED_ROWS[target.name])} of the table of chained products of {target.name}"
+    if not replaced and (schedule.block[1], schedule.stages) != (row.keys, row.stages):
+        text += ", with the keys and stages that there is room for"
+    return text + (f", with {', '.join(replaced)} from options" if replaced else "")
+
+
+def _waves(op: MatmulOp | CompositeOp, schedule: Schedule, target: str) -> str:
     """How many CTAs there are, and how they fill the target's SMs."""
-    *batch, m, n = tensor_type(op.result).get_shape()
+    *batch, m, n = tensor_type(op.results[0]).get_shape()
     known = [UNKNOWN_SIZE if size == DYNAMIC else size for size in (m, n)]
-    rows, columns = (-(-size // block) for size, block in zip(known, schedule.block, strict=False))
+    # A CTA of a composite computes whole rows.
+    blocks = (schedule.block[0], schedule.block[1] if isinstance(op, MatmulOp) else max(n, 1))
+    rows, columns = (-(-size // block) for size, block in zip(known, blocks, strict=True))
     ctas = rows * columns * prod(1 if size == DYNAMIC else size for size in batch)
     sms = get_target(target).sms
     waves = -(-ctas // sms)

@@ -16,7 +16,7 @@ builtin.module {
     %q_tile = tile.load %q[%b, %h, %m, %c0] : !tile.view<1x8x4096x64xf16> -> !tile.tile<128x64xf16>
     %c128 = arith.constant 128 : index
     %reach = arith.addi %m, %c128 : index
-    %high = arith.minsi %reach, %c4096 : index
+    %last = arith.minsi %reach, %c4096 : index
     %position = tile.coord 0 from %m : !tile.tile<128x1xi32>
     %zero = tile.fill 0.000000e+00 : f32 : !tile.tile<128x64xf32>
     %lowest = tile.fill -1.000000e+30 : f32 : !tile.tile<128x1xf32>
@@ -25,7 +25,7 @@ builtin.module {
     %hidden = arith.constant 0xff800000 : f32
     %c64 = arith.constant 64 : index
     %unit = arith.constant 0.180336878 : f32
-    %last_top, %last_total, %last_sums = scf.for %j = %c0 to %high step %c64 iter_args(%top = %lowest, %total = %none, %sums = %nothing) -> (!tile.tile<128x1xf32>, !tile.tile<128x8xf32>, !tile.tile<128x64xf32>) {
+    %last_top, %last_total, %last_sums = scf.for %j = %c0 to %last step %c64 iter_args(%top = %lowest, %total = %none, %sums = %nothing) -> (!tile.tile<128x1xf32>, !tile.tile<128x8xf32>, !tile.tile<128x64xf32>) {
       %k_tile = tile.load %k[%b, %h, %j, %c0] : !tile.view<1x8x4096x64xf16> -> !tile.tile<64x64xf16>
       %scores = tile.dot %q_tile, %k_tile into %zero transpose_b : (!tile.tile<128x64xf16>, !tile.tile<64x64xf16>, !tile.tile<128x64xf32>) -> !tile.tile<128x64xf32>
       %key = tile.coord 1 from %j : !tile.tile<1x64xi32>

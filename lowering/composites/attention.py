@@ -25,6 +25,7 @@ from xdsl.dialects.builtin import (
     Float32Type,
     FloatAttr,
     IntegerAttr,
+    StringAttr,
     TensorType,
     UnitAttr,
     f32,
@@ -87,6 +88,8 @@ LEAST = 1e-30
 """What a sum of no keys is divided by."""
 TINY = 1e-30
 """Scales up to here are not folded into the unit of the exponents, which must not be 0."""
+MOST_KEYS = 2**30
+"""Positions of keys, and sums of two of them, are i32."""
 MOST_DEPTH = 512
 """The largest head dimension."""
 CARRIED = ("j", "top", "total", "sums")
@@ -153,9 +156,8 @@ class AttentionOp(CompositeOp):
         values = parser.resolve_operands(operands, types.inputs.data, place)
         results = types.outputs.data
         if not 1 <= len(results) <= 2:
-            parser.raise_error(
-                f"attention gives its result and perhaps a logarithm for each row, got {len(results)} types"
-            )
+            message = f"attention gives its result and perhaps a logarithm for each row, got {len(results)} types"
+            parser.raise_error(message, place, place)
         return cls.create(operands=values, result_types=results, properties=properties, attributes=attributes)
 
     def print(self, printer: Printer) -> None:
@@ -239,22 +241,35 @@ class AttentionOp(CompositeOp):
                 raise VerifyException(f"a bias of {shape_text(shape)} does not broadcast to {shape_text(full)}")
 
     def _check_numbers(self) -> None:
-        if not math.isfinite(self.scale.value.data):
-            raise VerifyException(f"scale is a finite number, got {self.scale.value.data}")
-        if self.softcap is not None and not 0 < self.softcap.value.data < math.inf:
-            raise VerifyException(f"softcap is a positive finite number, got {self.softcap.value.data}")
-        if self.window is not None and not 1 <= self.window.value.data < 2**30:
-            raise VerifyException(f"window is a number of keys from 1 to 2^30 - 1, got {self.window.value.data}")
+        if not abs(self.scale.value.data) <= 1 / TINY:
+            raise VerifyException(f"scale is a number from -1e30 to 1e30, got {self.scale.value.data}")
+        if self.softcap is not None and not TINY <= self.softcap.value.data <= 1 / TINY:
+            raise VerifyException(f"softcap is a number from 1e-30 to 1e30, got {self.softcap.value.data}")
+        if self.window is not None and not 1 <= self.window.value.data < MOST_KEYS:
+            given = self.window.value.data
+            raise VerifyException(f"window is a number of keys from 1 to {MOST_KEYS - 1}, got {given}")
 
     # ---- what it asks for
 
     def policies(self) -> tuple[AccumulateAttr, AccumulateAttr]:
         """(of the scores, of the product with the values). A module's policy that cannot be followed leaves f32."""
-        stated = AccumulateAttr.get()
+        f32_sums = AccumulateAttr.get()
+        module = module_policy(self) if self.accumulate is None and self.remark() is None else None
+        return self.accumulate_scores or f32_sums, self.accumulate or module or f32_sums
+
+    def remark(self) -> str | None:
+        """A sentence if the module asks for a policy that this op cannot follow."""
         module = module_policy(self)
-        if module is not None and module.policy.data == "hybrid" and module.overflow.data == "propagate":
-            stated = module if isinstance(tensor_type(self.q).element_type, Float16Type) else stated
-        return self.accumulate_scores or AccumulateAttr.get(), self.accumulate or stated
+        if module is None or self.accumulate is not None or module.policy.data == "f32":
+            return None
+        name = module.policy.data
+        if not isinstance(tensor_type(self.q).element_type, Float16Type):
+            return f"accumulate<{name}> of the module needs f16 operands; these sums of bf16 stay f32"
+        if name == "f16" or module.overflow.data == "redo":
+            return (
+                f"accumulate<{name}> of the module is no policy of rescaled sums, or wants to redo them; they stay f32"
+            )
+        return None
 
     def chain(self) -> Chain:
         depth, width = (_padded(tensor_type(x).get_shape()[3]) for x in (self.q, self.v))
@@ -294,12 +309,10 @@ class AttentionOp(CompositeOp):
             cap = q.dtype.type(self.softcap.value.data)
             scores = cap * np.tanh(scores / cap)
         if bias:
-            full = scores.shape
-            if any(
-                b not in (1, f) or (b == 1) < (d == 1)
-                for b, f, d in zip(bias[0].shape, full, bias[0].shape, strict=True)
-            ):
-                raise EmmyError(f"a bias of shape {bias[0].shape} does not broadcast to {full}", location_of(self))
+            declared = tensor_type(self.bias).get_shape() if self.bias is not None else ()
+            if any(d != 1 and b != f for d, b, f in zip(declared, bias[0].shape, scores.shape, strict=True)):
+                message = f"a bias of shape {bias[0].shape} does not broadcast to {scores.shape}"
+                raise EmmyError(message, location_of(self))
             scores = scores + bias[0]
         scores = np.where(self._seen(q.shape[2], k.shape[2]), scores, -np.inf)
         top = np.max(scores, axis=-1, keepdims=True, initial=LOWEST)
@@ -409,12 +422,15 @@ class Program:
         extents = [self.size(op.q, axis, name) for axis, name in enumerate(("batch", "heads", "rows"))]
         grid = GridOp([build.index(x) for x in extents], (1, 1, self.rows), self.schedule.data.raster)
         b, h, m = (named(offset, name) for offset, name in zip(build.emit(grid).results, "bhm", strict=True))
-        group = tensor_type(op.q).get_shape()[1] // tensor_type(op.k).get_shape()[1]
-        at = (b, h, build.div(h, group, "kv_head"), m)
+        heads, groups = (tensor_type(x).get_shape()[1] for x in (op.q, op.k))
+        at = (b, h, build.div(h, heads // groups, "kv_head") if groups > 1 else 0, m)
         q = build.load(self.views[op.q], (b, h, m, 0), (self.rows, self.depth), "q_tile")
         keys = self.visible(m, extents[2], self.size(op.k, 2, "keys"))
         self.finish(self.loop(q, keys, at), (b, h, m))
         kernel = KernelOp(self.name, self.schedule, Region(self.block))
+        remark = op.remark()
+        if remark is not None:
+            kernel.attributes["emmy.remark"] = StringAttr(remark)
         kernel.location = op.location
         return kernel
 
@@ -432,13 +448,13 @@ class Program:
         shift = build.sub(keys, rows, "shift")
         first = build.add(m, shift, "first")
         reach = self.rows + (0 if causal or window is None else window - 1)
-        high = build.min(build.add(first, reach, "reach"), keys, "high")
+        high = build.min(build.add(first, reach, "reach"), keys, "last")
         if not isinstance(shift, int) or shift + reach < 0:
             high = build.max(high, 0, "high")
         low: Number = 0
         if window is not None:
-            oldest = build.max(build.sub(first, window - 1, "oldest"), 0, "oldest")
-            low = build.mul(build.div(oldest, self.keys, "block"), self.keys, "low")
+            oldest = build.max(build.sub(first, window - 1, "reach_back"), 0, "oldest")
+            low = build.mul(build.div(oldest, self.keys, "blocks"), self.keys, "low")
             edges.append(("lt", self.position(first, -window, "before"), None))
             if not causal:
                 edges.append(("lt", None, self.position(first, window, "beyond")))
@@ -448,7 +464,7 @@ class Program:
 
     def position(self, first: Number, distance: int, name: str) -> SSAValue:
         """For each row the key at a distance from its own."""
-        at = self.build.index(self.build.add(first, distance, name))
+        at = self.build.index(self.build.add(first, distance, f"{name}_first"))
         return named(self.build.emit.value(CoordOp(0, at, TileType.get((self.rows, 1), i32))), name)
 
     def hide(self, build: TileBuilder, scores: SSAValue, keys: Keys, j: SSAValue, hidden: SSAValue) -> SSAValue:
