@@ -323,6 +323,11 @@ class LaunchOp(IRDLOperation):
     def __init__(self, kernel: str, ctas: SSAValue, args: Sequence[SSAValue]):
         super().__init__(operands=[ctas, args], properties={"kernel": SymbolRefAttr(kernel)})
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The kernel, as `DispatchOp` has several; its number of CTAs is the operand of that position."""
+        return (self.kernel.root_reference.data,)
+
     def verify_(self) -> None:
         check_launched(self, self.kernel.root_reference.data, self.args)
 
@@ -367,7 +372,7 @@ class DispatchOp(IRDLOperation):
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The kernels, the preferred one first."""
+        """The kernels, the preferred one first; their numbers of CTAs are the first operands."""
         return tuple(kernel.root_reference.data for kernel in self.kernels)
 
     @classmethod

@@ -108,6 +108,7 @@ def key_of(text: str, options: Options, assembled: bool) -> str:
         "schedule": options.schedule,
         "opt_level": options.opt_level,
         "entry": options.entry,
+        "variants": options.variants,
     }
     return hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()[:40]
 

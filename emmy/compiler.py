@@ -11,8 +11,8 @@ is lowered when something is read that the cache does not keep.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
-from dataclasses import asdict
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,6 +24,7 @@ from emmy.files import read_text
 from emmy.module import Module
 from emmy.options import Options
 from emmy.targets import DEFAULT_TARGET, TARGETS, get_target
+from emmy.variants import PREFERRED, parse_variants
 
 if TYPE_CHECKING:
     from emmy.compilation import Lowered
@@ -76,9 +77,9 @@ class CompiledModule(Module):
         self._lowered_now = lowered
         self._ir: dict[str, str] = {}
         if kept is not None:
-            self.portable_artefact = kept
+            self._portable = kept
             if assembled:
-                self.artefact = kept
+                self._assembled_artefact = kept
         self._prepare(options.target)
 
     # ---- reading it --------------------------------------------------------------------------------------------------
@@ -122,13 +123,13 @@ class CompiledModule(Module):
     def images(self) -> dict[str, tuple[int, list[str]]]:
         """Image name -> (ptxas optimisation level, its kernels): kernels of one optimisation level share an image."""
         images: dict[str, tuple[int, list[str]]] = {}
-        for name, kernel in self.portable_artefact.kernels.items():
+        for name, kernel in self._portable.kernels.items():
             images.setdefault(kernel["image"], (kernel["opt_level"], []))[1].append(name)
         return images
 
     def image_ptx(self, image: str) -> str:
         """The PTX text of one image."""
-        return self.portable_artefact.images[image].ptx or ""
+        return self._portable.images[image].ptx or ""
 
     @cached_property
     def assembled(self) -> dict[str, Assembled]:
@@ -143,15 +144,25 @@ class CompiledModule(Module):
 
     @cached_property
     def portable_artefact(self) -> Artefact:
-        """The artefact with PTX only: what the emulator runs."""
+        """The artefact with PTX only: what the emulator runs. Grows by the variants that calls need (`Artefact.bind`)."""
+        return self._growing(self._portable, assembled=False)
+
+    @cached_property
+    def artefact(self) -> Artefact:
+        """The artefact, with cubins where ptxas is installed. Grows by the variants that calls need."""
+        return self._growing(self._assembled_artefact, assembled=True)
+
+    @cached_property
+    def _portable(self) -> Artefact:
+        """What was compiled at once, as PTX."""
         from emmy.compilation import portable_artefact
 
         return self._keep(portable_artefact(self._lowered, self.options), assembled=False)
 
     @cached_property
-    def artefact(self) -> Artefact:
-        """The artefact, with cubins where ptxas is installed."""
-        portable = self.portable_artefact
+    def _assembled_artefact(self) -> Artefact:
+        """What was compiled at once, with cubins."""
+        portable = self._portable
         if find_tool("ptxas") is None:
             return portable
         images = {name: Image(image.ptx, self.assembled[name].cubin) for name, image in portable.images.items()}
@@ -167,6 +178,17 @@ class CompiledModule(Module):
             cache.Cache().put(cache.key_of(self.text, self.options, assembled), artefact)
         return artefact
 
+    def _growing(self, base: Artefact, assembled: bool) -> Artefact:
+        """A copy of an artefact to which variants are added when they are needed, if its kernels have any."""
+        if self.options.variants != (PREFERRED,) or not base.has_variants:
+            return base
+
+        def supply(variant: str) -> Artefact:
+            other = _open(self.text, self.file, replace(self.options, variants=(variant,)))
+            return other._assembled_artefact if assembled else other._portable
+
+        return base.growing(supply)
+
 
 # ---- the front door --------------------------------------------------------------------------------------------------
 
@@ -181,6 +203,7 @@ def compile(
     opt_level: int | None = None,
     verify_each: bool | None = None,
     entry: str | None = None,
+    variants: Sequence[str] = (PREFERRED,),
 ) -> CompiledModule:
     """Lower a module to PTX.
 
@@ -188,7 +211,8 @@ def compile(
     default that of the GPU that is present, else sm_90a. `accumulate`: the accumulation policy of products that state
     none. `schedule`: fields that replace the table's choice, where the text pins no schedule. `dump_ir`: a folder that
     receives the text after every pass. `opt_level`: of ptxas. `verify_each`: verify after every pass. `entry`: compile
-    this function only.
+    this function only. `variants`: of `emmy.variants`, to compile kernels for at once; by default the preferred one, to which
+    those are added that calls need.
     Raises `EmmyError`, with the place in the text where there is one, for anything that is wrong with these.
     """
     text, file = read_source(source)
@@ -200,16 +224,20 @@ def compile(
         opt_level=opt_level,
         verify_each=os.environ.get(VERIFY_VARIABLE) == "1" if verify_each is None else verify_each,
         entry=entry,
+        variants=parse_variants(",".join(variants)),
     )
-    reading = options.verify_each or dump_ir is not None  # the passes are wanted, not only what comes of them
-    if not reading:
+    return _open(text, file, options, Path(dump_ir) if dump_ir is not None else None)
+
+
+def _open(text: str, file: str, options: Options, dump_ir: Path | None = None) -> CompiledModule:
+    """The module from the cache, or lowered now; always lowered where the passes are wanted, not only what comes of them."""
+    if not options.verify_each and dump_ir is None:
         kept = _from_cache(text, file, options)
         if kept is not None:
             return kept
     from emmy.compilation import compile_text
 
-    lowered = compile_text(text, file, options, Path(dump_ir) if dump_ir is not None else None)
-    return CompiledModule(text, file, options, lowered)
+    return CompiledModule(text, file, options, compile_text(text, file, options, dump_ir))
 
 
 def read_source(source: str | Path) -> tuple[str, str]:

@@ -5,7 +5,8 @@ an expression over the arguments' shapes, a tensor is a buffer with a name. Toge
 `ptx.kernel` describes this gives the entries of `emmy.artefact`.
 
 Two facts are known at other levels only and are collected there: which sizes must agree and how much work there is
-(level 1: `level1_facts`), and how wide the copies are, hence how aligned the bases must be (level 3: `alignments`).
+(level 1: `level1_facts`); how tensors must lie, which the views say, and how wide the copies are, hence how aligned the
+bases must be (level 3: `kernel_facts`).
 """
 
 from __future__ import annotations
@@ -15,14 +16,24 @@ from dataclasses import dataclass, field
 from typing import Any, TypeAlias, cast
 
 from xdsl.dialects import arith, func
-from xdsl.dialects.builtin import IntegerAttr, ModuleOp, TensorType
+from xdsl.dialects.builtin import ArrayAttr, IntegerAttr, ModuleOp, StringAttr, TensorType
 from xdsl.ir import Attribute, Operation, SSAValue
 
-from emmy.artefact import DTYPES, ArgumentSpec, BufferSpec, CheckSpec, EntrySpec, LaunchSpec, TensorMapSpec
 from emmy.dialects import async_copy, mma, ptx, tensor_op, tile
 from emmy.dialects.common import DYNAMIC
 from emmy.errors import EmmyError
+from emmy.launch_specs import (
+    DTYPES,
+    ArgumentSpec,
+    BufferSpec,
+    CheckSpec,
+    EntrySpec,
+    LaunchSpec,
+    TensorMapSpec,
+    WantedSpec,
+)
 from emmy.locations import location_of
+from emmy.variants import PREFERRED, VARIANT
 
 Expression: TypeAlias = Any
 """An integer, or a nested list as `emmy.artefact` defines it."""
@@ -214,10 +225,13 @@ def _total_work(function: func.FuncOp, works: list[dict[str, Any]]) -> dict[str,
 
 @dataclass(frozen=True)
 class KernelFacts:
-    """`widths`: for each view argument of a kernel, the widest access to it in bytes. `opt_level`: of ptxas."""
+    """`widths`: for each view argument of a kernel, the widest access to it in bytes. `opt_level`: of ptxas. `views`: the
+    types of these arguments; without them, they are row-major. `variant`: which one of `emmy.variants` the kernel is."""
 
     widths: tuple[int, ...]
     opt_level: int
+    views: tuple[tile.ViewType, ...] = ()
+    variant: str = PREFERRED
 
 
 def kernel_facts(module: ModuleOp) -> dict[str, KernelFacts]:
@@ -226,14 +240,18 @@ def kernel_facts(module: ModuleOp) -> dict[str, KernelFacts]:
     for kernel in module.body.block.ops:
         if isinstance(kernel, tile.KernelOp):
             widths = tuple(_widest_access(arg) for arg in kernel.block.args)
+            views = tuple(cast(tile.ViewType, arg.type) for arg in kernel.block.args)
             opt_level = kernel.schedule.data.opt_level if kernel.schedule is not None else 3
-            facts[kernel.sym_name.data] = KernelFacts(widths, opt_level)
+            variant = kernel.attributes.get(VARIANT)
+            name = variant.data if isinstance(variant, StringAttr) else PREFERRED
+            facts[kernel.sym_name.data] = KernelFacts(widths, opt_level, views, name)
     return facts
 
 
 def _widest_access(view: SSAValue) -> int:
-    """Bytes. A fragment is stored straight to memory by pairs of elements at most."""
-    itemsize = DTYPES[str(cast(tile.ViewType, view.type).element_type)].itemsize
+    """Bytes. A fragment goes straight to and from memory by pairs of elements at most (`ptx_fragments`)."""
+    type_ = cast(tile.ViewType, view.type)
+    itemsize = DTYPES[str(type_.element_type)].itemsize
     widest = itemsize
     for use in view.uses:
         op = use.operation
@@ -241,9 +259,16 @@ def _widest_access(view: SSAValue) -> int:
             widest = max(widest, op.bytes.value.data)
         elif isinstance(op, async_copy.TmaLoadOp | async_copy.TmaStoreOp):
             widest = max(widest, DEFAULT_ALIGN)
-        elif isinstance(op, mma.StoreGlobalOp):
+        elif isinstance(op, mma.StoreGlobalOp | mma.LoadGlobalOp) and _in_pairs(type_):
             widest = max(widest, 2 * itemsize)
     return widest
+
+
+def _in_pairs(view: tile.ViewType) -> bool:
+    """Whether two neighbouring elements of a view may be one access: rows and strides that are known to be even."""
+    *outer, inner = view.get_strides()
+    counts = (view.get_shape()[-1], *outer)
+    return inner == 1 and all(count != DYNAMIC and count % 2 == 0 for count in counts)
 
 
 # ---- the host function -----------------------------------------------------------------------------------------------
@@ -281,8 +306,8 @@ class Buffer:
     argument: bool
 
     def stride(self, axis: int) -> Expression:
-        """The stride of an axis in elements; what the host allocates is row-major."""
-        return ["stride", self.name, axis] if self.argument else multiply(*self.sizes[axis + 1 :])
+        """The stride of an axis in elements, as the tensor lies in the call."""
+        return ["stride", self.name, axis]
 
 
 class HostEvaluator:
@@ -302,11 +327,13 @@ class HostEvaluator:
         self.indices: dict[SSAValue, Expression] = {}
         self.buffers: dict[SSAValue, Buffer] = {}
         self.launches: list[LaunchSpec] = []
-        self.widths: dict[str, int] = {}
+        self.row_major: set[str] = set()
+        self.from_level1 = False
         self.returned: list[Buffer] = []
 
     def spec(self, facts: Facts) -> EntrySpec:
         """The entry. Raises `EmmyError` at an op that is none of a host function's."""
+        self.from_level1 = bool(facts.work)
         names = argument_names(self.function)
         for name, arg in zip(names, self.function.body.block.args, strict=True):
             self.buffers[arg] = Buffer(name, self.element_type(arg), argument_sizes(name, arg.type), True)
@@ -319,7 +346,7 @@ class HostEvaluator:
             "arguments": [self.argument_spec(buffer) for buffer in arguments],
             "results": [self.buffer_spec(buffer) for buffer in self.returned],
             "temporaries": [self.buffer_spec(buffer) for buffer in allocated if buffer not in self.returned],
-            "checks": [*facts.checks, *self.width_checks(arguments)],
+            "checks": facts.checks,
             "launches": self.launches,
         }
         if facts.work:
@@ -360,7 +387,12 @@ class HostEvaluator:
         elif isinstance(op, tile.AllocOp):
             self.buffers[op.result] = self.allocate(op)
         elif isinstance(op, tile.LaunchOp):
-            self.launches.append(self.launch(op))
+            self.launches.append(self.launch(op, op.kernel.root_reference.data, op.ctas, op.args))
+        elif isinstance(op, tile.DispatchOp):
+            first, *others = (
+                self.launch(op, name, ctas, op.args) for name, ctas in zip(op.names, op.ctas, strict=True)
+            )
+            self.launches.append({**first, "otherwise": others} if others else first)
         elif isinstance(op, func.ReturnOp):
             self.returned = self.results(op)
         else:
@@ -381,28 +413,37 @@ class HostEvaluator:
                 raise EmmyError(f"the function returns '{buffer.name}' twice", location_of(op))
         return buffers
 
-    def launch(self, op: tile.LaunchOp) -> LaunchSpec:
-        name = op.kernel.root_reference.data
+    def launch(self, op: Operation, name: str, ctas: SSAValue, args: Sequence[SSAValue]) -> LaunchSpec:
+        """A launch of the kernel called `name`, at `op`."""
         kernel = self.kernels.get(name)
         if kernel is None:
             raise EmmyError(f"there is no kernel @{name} at level 4", location_of(op))
-        buffers = [self.buffers[value] for value in op.args]
-        self.note_widths(name, buffers)
-        return {
+        buffers = [self.buffers[value] for value in args]
+        facts = self.kernel_facts.get(name)
+        spec: LaunchSpec = {
             "image": self.images[name],
             "kernel": name,
-            "grid": [self.indices[op.ctas], 1, 1],
+            "grid": [self.indices[ctas], 1, 1],
             "block": [kernel.threads.value.data, 1, 1],
             "shared_bytes": kernel.shared_bytes.value.data,
-            "params": [self.parameter(param.data, kernel, buffers, op) for param in kernel.params],
+            "params": [self.parameter(param.data, kernel, buffers, facts, op) for param in kernel.params],
         }
+        if facts is None:
+            self.row_major |= {buffer.name for buffer in buffers}
+        else:
+            spec["wants"] = _wants(buffers, facts)
+            if self.from_level1:
+                spec["variant"] = facts.variant
+        return spec
 
-    def parameter(self, text: str, kernel: ptx.KernelOp, buffers: Sequence[Buffer], op: Operation) -> dict[str, Any]:
+    def parameter(
+        self, text: str, kernel: ptx.KernelOp, buffers: Sequence[Buffer], facts: KernelFacts | None, op: Operation
+    ) -> dict[str, Any]:
         """One launch parameter from its description in `ptx.kernel`."""
         word, *numbers = text.split()
         index, *axis = (int(number) for number in numbers)
         if word == "tensor_map":
-            return {"tensor_map": self.tensor_map(kernel.maps[index], buffers, op)}
+            return {"tensor_map": self.tensor_map(kernel.maps[index], buffers, facts, op)}
         if index >= len(buffers) or (axis and axis[0] >= len(buffers[index].sizes)):
             raise EmmyError(f"the launch passes nothing for the kernel's parameter '{text}'", location_of(op))
         buffer = buffers[index]
@@ -410,48 +451,62 @@ class HostEvaluator:
             return {"pointer": buffer.name}
         return {"u32": buffer.sizes[axis[0]]} if word == "dim" else {"u64": buffer.stride(axis[0])}
 
-    def tensor_map(self, described: ptx.TensorMap, buffers: Sequence[Buffer], op: Operation) -> TensorMapSpec:
-        """A tensor map of a launch argument, which is row-major, whoever allocated it."""
+    def tensor_map(
+        self, described: ptx.TensorMap, buffers: Sequence[Buffer], facts: KernelFacts | None, op: Operation
+    ) -> TensorMapSpec:
+        """A tensor map of a launch argument: row-major, unless the kernel's view has strides of its own."""
         if described.view >= len(buffers) or len(described.box) != len(buffers[described.view].sizes):
             raise EmmyError(
                 f"the launch passes no tensor for the tensor map of argument {described.view}", location_of(op)
             )
         buffer = buffers[described.view]
         itemsize, rank = DTYPES[buffer.dtype].itemsize, len(buffer.sizes)
+        dense = [multiply(*buffer.sizes[axis + 1 :]) for axis in range(rank - 1)]
+        declared = facts.views[described.view].strides if facts is not None and facts.views else None
+        strides = [buffer.stride(axis) for axis in range(rank - 1)] if isinstance(declared, ArrayAttr) else dense
         return {
             "of": buffer.name,
             "dtype": buffer.dtype,
             "sizes": list(buffer.sizes),
-            "strides": [multiply(itemsize, *buffer.sizes[axis + 1 :]) for axis in range(rank - 1)],
+            "strides": [multiply(itemsize, stride) for stride in strides],
             "box": list(described.box),
             "swizzle": described.swizzle,
         }
 
-    # ---- alignment ---------------------------------------------------------------------------------------------------
-
-    def note_widths(self, kernel: str, buffers: Sequence[Buffer]) -> None:
-        facts = self.kernel_facts.get(kernel)
-        widths = facts.widths if facts is not None else [DEFAULT_ALIGN] * len(buffers)
-        for buffer, width in zip(buffers, widths, strict=False):
-            self.widths[buffer.name] = max(width, self.widths.get(buffer.name, 0))
+    # ---- arguments and results -----------------------------------------------------------------------------------------
 
     def argument_spec(self, buffer: Buffer) -> ArgumentSpec:
-        align = max(self.widths.get(buffer.name, 1), DTYPES[buffer.dtype].itemsize)
-        return {"name": buffer.name, "dtype": buffer.dtype, "shape": list(buffer.sizes), "align": align}
+        """Any strides, where the kernels say which they want; row-major and aligned, where nobody does (level-4 text)."""
+        spec: ArgumentSpec = {"name": buffer.name, "dtype": buffer.dtype, "shape": list(buffer.sizes)}
+        if buffer.name in self.row_major:
+            return {**spec, "align": DEFAULT_ALIGN}
+        return {**spec, "strides": [None] * len(buffer.sizes), "align": DTYPES[buffer.dtype].itemsize}
 
     def buffer_spec(self, buffer: Buffer) -> BufferSpec:
-        align = max(self.widths.get(buffer.name, 1), DTYPES[buffer.dtype].itemsize)
+        align = DEFAULT_ALIGN if buffer.name in self.row_major else DTYPES[buffer.dtype].itemsize
         return {"name": buffer.name, "dtype": buffer.dtype, "shape": list(buffer.sizes), "align": align}
 
-    def width_checks(self, arguments: Sequence[Buffer]) -> list[CheckSpec]:
-        """Rows of a `?` size must hold a whole number of the copies that the kernels make of them."""
-        checks: list[CheckSpec] = []
-        for buffer in arguments:
-            elements = self.widths.get(buffer.name, 0) // DTYPES[buffer.dtype].itemsize
-            if elements > 1 and len(buffer.sizes) > 1 and not isinstance(buffer.sizes[-1], int):
-                message = f"{describe(buffer.sizes[-1])} must be a multiple of {elements}"
-                checks.append({"value": buffer.sizes[-1], "multiple_of": elements, "message": message})
-        return checks
+
+def _wants(buffers: Sequence[Buffer], facts: KernelFacts) -> dict[str, WantedSpec]:
+    """What a kernel wants of the buffers that it is launched on, by name: what its views say, and what its copies need.
+
+    A buffer that is passed twice must be what both views want, so that row-major is wanted before anything else.
+    """
+    wants: dict[str, WantedSpec] = {}
+    views = facts.views or (None,) * len(buffers)
+    for buffer, view, width in zip(buffers, views, facts.widths, strict=False):
+        itemsize = DTYPES[buffer.dtype].itemsize
+        promised = view.align.data if view is not None else 0
+        # Without a promise, a `?` row holds whole copies or the kernel would not make them so wide.
+        rows = promised or (width if not isinstance(buffer.sizes[-1], int) else 0)
+        before = wants.get(buffer.name, {})
+        wanted: WantedSpec = {"align": max(width, promised, itemsize, before.get("align", 1))}
+        if max(rows, before.get("rows", 0)) > itemsize:
+            wanted["rows"] = max(rows, before.get("rows", 0))
+        if view is not None and isinstance(view.strides, ArrayAttr) and (not before or "strides" in before):
+            wanted["strides"] = [None if stride == DYNAMIC else stride for stride in view.get_strides()]
+        wants[buffer.name] = wanted
+    return wants
 
 
 def plan_entries(

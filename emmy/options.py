@@ -8,6 +8,7 @@ from typing import Any
 
 from emmy.errors import EmmyError
 from emmy.pipelines import Step
+from emmy.variants import PREFERRED
 
 
 @dataclass(frozen=True)
@@ -17,7 +18,8 @@ class Options:
     target: a name of `emmy.targets`. accumulate: the policy of products that state none, as the text spells it
     (`f32`, `hybrid, max_k = 64`). schedule: fields of `emmy.schedules.Schedule` that replace the table's choice.
     opt_level: of ptxas, None for the schedule's. verify_each: verify after every pass.
-    entry: the only function to compile, or None. Raises `EmmyError` for an opt_level that ptxas does not have.
+    entry: the only function to compile, or None. variants: names of `emmy.variants` that kernels of level 1 are lowered to.
+    Raises `EmmyError` for an opt_level that ptxas does not have.
     """
 
     target: str
@@ -26,6 +28,7 @@ class Options:
     opt_level: int | None = None
     verify_each: bool = False
     entry: str | None = None
+    variants: tuple[str, ...] = (PREFERRED,)
 
     def __post_init__(self) -> None:
         if self.opt_level not in (None, 0, 1, 2, 3):
@@ -33,6 +36,8 @@ class Options:
 
     def pass_text(self, step: Step) -> str:
         """The step's pass with these options."""
+        if step.name == "lower-tensor-op" and self.variants != (PREFERRED,):
+            return f'lower-tensor-op{{variants="{",".join(self.variants)}"}}'
         if step.name != "assign-schedule" or not self.schedule:
             return step.spec
         return f"assign-schedule{{{' '.join(schedule_options(dict(self.schedule)))}}}"

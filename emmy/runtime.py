@@ -9,7 +9,8 @@ CUDA 12, while `cuda.core` renamed them between its versions; its streams are ta
 
 The warm path is short on purpose (the aim is under 10 us of host time a call): checks and size expressions are done
 once for each combination of shapes, strides and dtypes, and their outcome, a *plan*, is kept. A warm call looks the
-plan up, allocates results, tests the alignment of addresses, and launches.
+plan up, allocates results, tests the alignment of addresses, and launches. A plan is made for addresses that are aligned; it
+keeps others beside it, with other variants of the kernels, for addresses that are not.
 """
 
 from __future__ import annotations
@@ -18,24 +19,13 @@ import ctypes
 import functools
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import numpy as np
 
-from emmy.artefact import (
-    DTYPES,
-    Array,
-    ArrayInfo,
-    Artefact,
-    BoundCall,
-    BoundLaunch,
-    BoundTensorMap,
-    bind,
-    check_alignment,
-    numpy_info,
-    row_major,
-)
+from emmy.artefact import Artefact, numpy_info
+from emmy.binding import ArrayInfo, BoundCall, BoundLaunch, BoundTensorMap, check_outs
 from emmy.device_arrays import DeviceArray, allocate_like, is_torch_tensor, read_device_array
 from emmy.device_images import DeviceImages
 from emmy.device_images import loadable as loadable
@@ -43,10 +33,12 @@ from emmy.driver import call, describe, open_driver
 from emmy.driver import is_available as is_available
 from emmy.driver import stream_handle as stream_handle
 from emmy.errors import EmmyError
+from emmy.launch_specs import DTYPES, Array
 from emmy.tensor_maps import HostMap, encode, encoder
 from emmy.torch_calls import TorchCaller
 
 MAX_PLANS = 4096
+MAX_ALIGNMENT = 16  # bytes: what more an address is a multiple of makes no difference to a kernel
 MAX_MAPS = 256  # tensor maps kept for one parameter of one plan
 POISON = 0xFF  # as every byte of a buffer it reads as NaN in f16, bf16 and f32
 
@@ -148,8 +140,11 @@ class Plan:
 
     call: BoundCall
     launches: list[_PlannedLaunch]
-    alignments: list[tuple[int, str, int]]  # (index of the argument, its name, bytes), those above 1
+    alignments: list[tuple[int, int]]  # (index into arguments + results, bytes), those above 1
     lock: threading.Lock
+    entry: str
+    arrays: tuple[ArrayInfo, ...]  # of the arguments, and of results that the caller gave
+    others: dict[tuple[int, ...], Plan]  # by what the addresses of `arrays` are multiples of: plans for these
 
 
 class CudaModule:
@@ -249,13 +244,12 @@ class CudaModule:
         key = (entry, tuple((array.dtype, array.shape) for array in inputs))
         plan = self._plans.get(key)
         if plan is None:
-            bound = bind(self.artefact.entry(entry), [numpy_info(array) for array in inputs], self.runtime.sms)
-            plan = self._plans[key] = self._prepare_all(entry, bound, handle)
+            plan = self._plans[key] = self._prepare_all(entry, [numpy_info(array) for array in inputs], None, handle)
         bound = plan.call
-        if outs is None:
-            outs = [np.empty(buffer.shape, DTYPES[buffer.dtype]) for buffer in bound.results]
-        else:
-            _check_outs(bound, [_numpy_out_info(array) for array in outs])
+        copies = [np.empty(buffer.shape, DTYPES[buffer.dtype]) for buffer in bound.results]
+        if outs is not None:
+            check_outs(bound.results, [_numpy_out_info(array) for array in outs])
+            copies = [out if out.flags.c_contiguous else copy for out, copy in zip(outs, copies, strict=True)]
         sizes = [array.nbytes for array in inputs] + [buffer.nbytes for buffer in (*bound.results, *bound.temporaries)]
         driver, addresses = self.runtime.driver, list[int]()
         stream_object = driver.CUstream(handle)
@@ -268,7 +262,7 @@ class CudaModule:
                     copy_in = (address, array.ctypes.data, array.nbytes, stream_object)
                     call("copy to the device", driver.cuMemcpyHtoDAsync, *copy_in)
             self.launch(plan, addresses, handle)
-            for array, address in zip(outs, addresses[len(inputs) :], strict=False):
+            for array, address in zip(copies, addresses[len(inputs) :], strict=False):
                 if array.nbytes:
                     copy_out = (array.ctypes.data, address, array.nbytes, stream_object)
                     call("copy from the device", driver.cuMemcpyDtoHAsync, *copy_out)
@@ -276,7 +270,10 @@ class CudaModule:
         finally:
             for address in addresses:
                 driver.cuMemFree(address)
-        return outs
+        for out, array in zip(outs or (), copies, strict=False):
+            if out is not array:
+                out[...] = array
+        return copies if outs is None else outs
 
     def plan(self, entry: str, args: Sequence[Any], outs: list[Any] | None, stream: int) -> Plan:
         """Check a call with device arrays, load what it launches on `stream`, and make its plan."""
@@ -290,10 +287,8 @@ class CudaModule:
             device = self._device_of(array.info.address) if array.device < 0 else array.device
             if device != self.runtime.device:
                 raise EmmyError(f"argument '{name}' is on CUDA device {device}; the kernel is on {self.runtime.device}")
-        bound = bind(spec, [array.info for array in arrays], self.runtime.sms)
-        if outs is not None:
-            _check_outs(bound, [array.info for array in out_arrays])
-        return self._prepare_all(entry, bound, stream)
+        out_infos = [array.info for array in out_arrays] if outs is not None else None
+        return self._prepare_all(entry, [array.info for array in arrays], out_infos, stream)
 
     def _read(
         self, entry: str, args: Sequence[Any], outs: list[Any] | None, stream: int
@@ -309,19 +304,48 @@ class CudaModule:
         attribute = self.runtime.driver.CUpointer_attribute.CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL
         return int(call("find an array's device", self.runtime.driver.cuPointerGetAttribute, attribute, address))
 
-    def _prepare_all(self, entry: str, bound: BoundCall, stream: int) -> Plan:
-        """Load what a call launches and make its plan."""
+    def _prepare_all(
+        self,
+        entry: str,
+        arrays: Sequence[ArrayInfo],
+        outs: Sequence[ArrayInfo] | None,
+        stream: int,
+        multiples: tuple[int, ...] | None = None,
+    ) -> Plan:
+        """Check a call, load what it launches and make its plan: for aligned addresses, or for those that are `multiples`."""
         if len(self._plans) >= MAX_PLANS:
             self._plans.clear()
+        infos = tuple(
+            replace(info, address=None if multiples is None else multiples[position])
+            for position, info in enumerate((*arrays, *(outs or ())))
+        )
+        count = len(arrays)
+        bound = self.artefact.bind(entry, infos[:count], self.runtime.sms, None if outs is None else infos[count:])
         arguments = [argument["name"] for argument in self.artefact.entry(entry)["arguments"]]
         names = arguments + [buffer.name for buffer in (*bound.results, *bound.temporaries)]
         index = {name: position for position, name in enumerate(names)}
         return Plan(
             bound,
             [self._prepare(launch, index, stream) for launch in bound.launches],
-            [(index[name], name, align) for name, align in bound.alignments.items() if align > 1],
+            [(index[name], align) for name, align in bound.alignments.items() if align > 1],
             threading.Lock(),
+            entry,
+            infos,
+            {},
         )
+
+    def _realigned(self, plan: Plan, addresses: list[int], stream: int) -> Plan:
+        """The plan of the same call for addresses that are less aligned."""
+        multiples = tuple(
+            min(address & -address, MAX_ALIGNMENT) or MAX_ALIGNMENT for address in addresses[: len(plan.arrays)]
+        )
+        other = plan.others.get(multiples)
+        if other is None:
+            count = len(self.artefact.entry(plan.entry)["arguments"])
+            outs = plan.arrays[count:] if len(plan.arrays) > count else None
+            other = self._prepare_all(plan.entry, plan.arrays[:count], outs, stream, multiples)
+            plan.others[multiples] = other
+        return other
 
     def _prepare(self, launch: BoundLaunch, index: dict[str, int], stream: int) -> _PlannedLaunch:
         count = len(launch.params)
@@ -356,9 +380,10 @@ class CudaModule:
 
     def launch(self, plan: Plan, addresses: list[int], stream: int) -> None:
         """Start the plan's kernels. `addresses` are those of arguments, results and temporaries, in this order."""
-        for position, name, align in plan.alignments:
+        for position, align in plan.alignments:
             if addresses[position] % align:
-                check_alignment(name, addresses[position], align)
+                plan = self._realigned(plan, addresses, stream)
+                break
         stream_object = self._stream_type(stream)
         with plan.lock:
             for launch in plan.launches:
@@ -378,16 +403,3 @@ def _numpy_out_info(array: Any) -> ArrayInfo:
     if not isinstance(array, np.ndarray):
         raise EmmyError(f"out is a {type(array).__name__}; expected a NumPy array, as the arguments are")
     return numpy_info(cast("Array", array))
-
-
-def _check_outs(bound: BoundCall, outs: list[ArrayInfo]) -> None:
-    """`EmmyError` unless `outs` are what the results would be: number, dtype, shape, row-major."""
-    if len(outs) != len(bound.results):
-        raise EmmyError(f"out holds {len(outs)} arrays; expected {len(bound.results)}")
-    for out, wanted in zip(outs, bound.results, strict=True):
-        if out.dtype != wanted.dtype or out.shape != wanted.shape:
-            raise EmmyError(f"out is {out.dtype} of shape {out.shape}; expected {wanted.dtype} of shape {wanted.shape}")
-        dense = row_major(wanted.shape)
-        strides = out.strides or dense
-        if any(strides[axis] != dense[axis] for axis, size in enumerate(wanted.shape) if size > 1):
-            raise EmmyError(f"out has strides {strides} (in elements); expected {dense}")

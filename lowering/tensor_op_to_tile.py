@@ -7,6 +7,11 @@ and, in the function, the `tile.alloc` of its results and its `tile.launch`. Res
 computed in f32 and rounded to its own type, as level 1 says, even where a chain stays in registers. Ops that nothing reads
 are dropped. A product of bf16 that cannot follow the module's policy is summed in f32; its kernel says so (`emmy.remark`).
 
+A kernel exists in the `variants` that are asked for (names of `emmy.variants`, or `all`): `dense`, the default, for tensors
+that are row-major without gaps, and whose `?` rows are whole 16 bytes; the others for tensors with strides of their own, with
+less alignment, or with any strides, by other copies and with a schedule for these. Of several variants a `tile.dispatch`
+chooses at the call; a kernel that is not `dense` says what it is (`emmy.variant`).
+
     func.func @mm(%a: tensor<?x64xf16>, %b: tensor<256x64xf16>) -> tensor<?x256xf16> {
       %y = tensor_op.matmul %a, %b transpose_b {emmy.schedule = #tile.schedule<block = [128, 128, 64], warps = [2, 2]>} : ..
       func.return %y : tensor<?x256xf16>
@@ -37,6 +42,7 @@ from typing import cast
 from xdsl.context import Context
 from xdsl.dialects import arith, func, scf
 from xdsl.dialects.builtin import (
+    AnyFloat,
     BFloat16Type,
     Float16Type,
     Float32Type,
@@ -44,6 +50,7 @@ from xdsl.dialects.builtin import (
     IntegerAttr,
     ModuleOp,
     StringAttr,
+    TensorType,
     f16,
     f32,
 )
@@ -64,6 +71,7 @@ from emmy.dialects.tile import (
     AllocOp,
     CastOp,
     DimOp,
+    DispatchOp,
     DotOp,
     FillOp,
     GridOp,
@@ -78,12 +86,12 @@ from emmy.dialects.tile import (
 )
 from emmy.dialects.tile import MapOp as TileMapOp
 from emmy.errors import EmmyError
+from emmy.launch_specs import MAX_SIZE
 from emmy.locations import location_of
 from emmy.passes.emitter import Emitter
 from emmy.passes.fusion import LEVEL1_OPS, Group, group_ops, live_ops
 from emmy.schedules import ELEMENTWISE_BLOCK
-
-MAX_SIZE = 2**31 - 1
+from emmy.variants import DENSE_ALIGN, PREFERRED, VARIANT, VARIANTS, Variant, parse_variants, schedule_of
 
 
 @dataclass(frozen=True)
@@ -91,26 +99,31 @@ class LowerTensorOp(ModulePass):
     """See the module's docstring. Raises `EmmyError` for a product without a schedule and for ops that it does not know."""
 
     name = "lower-tensor-op"
+    variants: str = PREFERRED
 
     def apply(self, ctx: Context, op: ModuleOp) -> None:
+        variants = [VARIANTS[name] for name in parse_variants(self.variants)]
         names = {o.sym_name.data for o in op.body.block.ops if isinstance(o, func.FuncOp | KernelOp)}
         for function in [o for o in op.body.block.ops if isinstance(o, func.FuncOp)]:
             if any(isinstance(inner, LEVEL1_OPS) for inner in function.walk()):
-                lower_function(op, function, names)
+                lower_function(op, function, names, variants)
 
 
-def lower_function(module: ModuleOp, function: func.FuncOp, names: set[str]) -> None:
+def lower_function(module: ModuleOp, function: func.FuncOp, names: set[str], variants: Sequence[Variant]) -> None:
     """Lower one function; its kernels are added after it. `names` are the module's symbols, kept up to date."""
     ops = _level1_ops(function)
     groups = group_ops(ops)
     anchor = _lower_composites(module, function, groups, names)
     groups = [group for group in groups if group.composite is None]
     for i, group in enumerate(groups):
-        name = _fresh(f"{function.sym_name.data}_kernel{i if len(groups) > 1 else ''}", names)
-        kernel = _elementwise_kernel(name, group) if group.matmul is None else _matmul_kernel(name, group, group.matmul)
-        module.body.block.insert_op_after(kernel, anchor)
-        anchor = kernel
-        _launch(function.body.block, group, kernel)
+        base = f"{function.sym_name.data}_kernel{i if len(groups) > 1 else ''}"
+        kernels: list[KernelOp] = []
+        for variant in variants:
+            name = _fresh(base if variant.name == PREFERRED else f"{base}_{variant.name}", names)
+            kernels.append(_kernel(name, group, variant))
+            module.body.block.insert_op_after(kernels[-1], anchor)
+            anchor = kernels[-1]
+        _launch(function.body.block, group, kernels)
     for op in reversed(ops):
         op.detach()
         op.erase()
@@ -175,11 +188,12 @@ def _fresh(name: str, names: set[str]) -> str:
 # ---- the host's side -------------------------------------------------------------------------------------------------
 
 
-def _launch(block: Block, group: Group, kernel: KernelOp) -> None:
-    """Allocate the group's results and launch its kernel where the group's last op stands; readers take the new tensors."""
+def _launch(block: Block, group: Group, kernels: Sequence[KernelOp]) -> None:
+    """Allocate the group's results and launch its kernel, or the variant that fits, where the group's last op stands;
+    readers take the new tensors."""
     emit = Emitter(block, group.ops[-1], anchor=group.ops[-1])
-    blocks = next(op for op in kernel.block.ops if isinstance(op, GridOp)).get_blocks()
     dims: dict[tuple[SSAValue, int], SSAValue] = {}
+    counts: dict[tuple[int, ...], SSAValue] = {}
 
     def size(tensor: SSAValue, axis: int) -> SSAValue:
         if (tensor, axis) not in dims:
@@ -187,24 +201,39 @@ def _launch(block: Block, group: Group, kernel: KernelOp) -> None:
             dims[tensor, axis].name_hint = "size"
         return dims[tensor, axis]
 
+    def ctas(blocks: tuple[int, ...]) -> SSAValue:
+        if blocks in counts:
+            return counts[blocks]
+        tiles = prod(-(-s // b) for s, b in zip(group.shape, blocks, strict=True) if s != DYNAMIC)
+        count = _constant(emit, tiles, "tiles")
+        for axis in _dynamic_axes(group, group.shape):
+            extent = size(*_size_source(group, axis))
+            if blocks[axis] > 1:
+                extent = emit.value(arith.CeilDivUIOp(extent, _constant(emit, blocks[axis], f"c{blocks[axis]}")))
+            count = emit.value(arith.MuliOp(extent, count))
+            count.name_hint = "ctas"
+        counts[blocks] = count
+        return count
+
     inputs, outputs = group.inputs(), group.outputs()
     results: list[SSAValue] = []
     for value in outputs:
         sizes = [size(*_size_source(group, axis)) for axis in _dynamic_axes(group, tensor_type(value).get_shape())]
         results.append(emit.value(AllocOp(sizes, value.type)))
         results[-1].name_hint = value.name_hint
-    tiles = prod(-(-s // b) for s, b in zip(group.shape, blocks, strict=True) if s != DYNAMIC)
-    ctas = _constant(emit, tiles, "tiles")
-    for axis in _dynamic_axes(group, group.shape):
-        extent = size(*_size_source(group, axis))
-        if blocks[axis] > 1:
-            extent = emit.value(arith.CeilDivUIOp(extent, _constant(emit, blocks[axis], f"c{blocks[axis]}")))
-        ctas = emit.value(arith.MuliOp(extent, ctas))
-        ctas.name_hint = "ctas"
-    emit(LaunchOp(kernel.sym_name.data, ctas, [*inputs, *results]))
+    launches = [(kernel.sym_name.data, ctas(_blocks(kernel))) for kernel in kernels]
+    if len(launches) == 1:
+        emit(LaunchOp(*launches[0], [*inputs, *results]))
+    else:
+        emit(DispatchOp([name for name, _ in launches], [count for _, count in launches], [*inputs, *results]))
     ops = set(group.ops)
     for value, result in zip(outputs, results, strict=True):
         value.replace_uses_with_if(result, lambda use: use.operation not in ops)
+
+
+def _blocks(kernel: KernelOp) -> tuple[int, ...]:
+    """The elements of a kernel's tile."""
+    return next(op for op in kernel.block.ops if isinstance(op, GridOp)).get_blocks()
 
 
 def _dynamic_axes(group: Group, shape: Sequence[int]) -> list[int]:
@@ -241,11 +270,12 @@ def _constant(emit: Emitter, number: int, hint: str) -> SSAValue:
 class Body:
     """A kernel under construction: its views, the offsets of its tile, and the tile of every tensor computed so far."""
 
-    def __init__(self, group: Group, blocks: Sequence[int], raster: int):
+    def __init__(self, group: Group, blocks: Sequence[int], raster: int, variant: Variant):
         self.group = group
+        self.variant = variant
         self.blocks = tuple(blocks)
         tensors = [*group.inputs(), *group.outputs()]
-        types = [ViewType.get(tensor_type(t).get_shape(), tensor_type(t).element_type) for t in tensors]
+        types = [view_type(tensor_type(t), variant) for t in tensors]
         self.block = Block(arg_types=types)
         self.emit = Emitter(self.block, group.matmul or group.ops[0])
         self.views: dict[SSAValue, SSAValue] = dict(zip(tensors, self.block.args, strict=True))
@@ -312,6 +342,8 @@ class Body:
             self.emit.at(cast(Operation, value.owner))
             self.emit(StoreOp(self.tiles[value], self.views[value], self.box(value)[0]))
         kernel = KernelOp(name, schedule, Region(self.block))
+        if self.variant.name != PREFERRED:
+            kernel.attributes[VARIANT] = StringAttr(self.variant.name)
         kernel.location = (self.group.matmul or self.group.ops[0]).location
         return kernel
 
@@ -325,20 +357,39 @@ class Body:
         return self.cast(self.emit.value(TileMapOp(op.kind, args, TileType.get(shape, f32))), element)
 
 
-def _elementwise_kernel(name: str, group: Group) -> KernelOp:
+def view_type(tensor: TensorType[Attribute], variant: Variant) -> ViewType:
+    """The view of a tensor in a kernel of a variant. Rows of static sizes prove their alignment themselves; of a row of one
+    element nothing is wanted."""
+    shape, element = tensor.get_shape(), tensor.element_type
+    size = cast(AnyFloat, element).bitwidth // 8
+    if variant.layout == "dense":
+        return ViewType.get(shape, element, None, DENSE_ALIGN if shape[-1] == DYNAMIC else 0)
+    if variant.layout == "any" or shape[-1] == 1:
+        return ViewType.get(shape, element, [DYNAMIC] * len(shape), size)
+    return ViewType.get(shape, element, (*([DYNAMIC] * (len(shape) - 1)), 1), max(variant.align, size))
+
+
+def _kernel(name: str, group: Group, variant: Variant) -> KernelOp:
+    if group.matmul is None:
+        return _elementwise_kernel(name, group, variant)
+    return _matmul_kernel(name, group, group.matmul, variant)
+
+
+def _elementwise_kernel(name: str, group: Group, variant: Variant) -> KernelOp:
     rank = len(group.shape)
     blocks = ELEMENTWISE_BLOCK[-1:] if rank == 1 else (*([1] * (rank - 2)), *ELEMENTWISE_BLOCK[:2])
-    return Body(group, blocks, raster=1).finish(name, None)
+    return Body(group, blocks, raster=1, variant=variant).finish(name, None)
 
 
-def _matmul_kernel(name: str, group: Group, matmul: MatmulOp) -> KernelOp:
+def _matmul_kernel(name: str, group: Group, matmul: MatmulOp, variant: Variant) -> KernelOp:
     schedule = matmul.attributes.get("emmy.schedule")
     if not isinstance(schedule, ScheduleAttr):
         message = "this product has no emmy.schedule; run assign-schedule{target=..} before lower-tensor-op"
         raise EmmyError(message, location_of(matmul))
-    rows, columns, _ = schedule.data.block
-    body = Body(group, (*([1] * (len(group.shape) - 2)), rows, columns), schedule.data.raster)
     policy = accumulation_policy(matmul)
+    schedule = ScheduleAttr.get(schedule_of(variant, schedule.data, policy.policy.data == "hybrid"))
+    rows, columns, _ = schedule.data.block
+    body = Body(group, (*([1] * (len(group.shape) - 2)), rows, columns), schedule.data.raster, variant)
     result = tensor_type(matmul.result)
     accumulated = _contract(body, matmul, schedule, policy)
     body.tiles[matmul.result] = body.cast(accumulated, result.element_type)

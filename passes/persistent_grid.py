@@ -53,18 +53,20 @@ class PersistentGrid(ModulePass):
                 if (self.force or wanted) and wrap(kernel):
                     wrapped.add(kernel.sym_name.data)
         for launch in list(op.walk()):
-            if isinstance(launch, tile.LaunchOp) and launch.kernel.root_reference.data in wrapped:
-                self.bound(launch)
+            names = launch.names if isinstance(launch, tile.LaunchOp | tile.DispatchOp) else ()
+            for position, name in enumerate(names):
+                if name in wrapped:
+                    self.bound(launch, position)
 
-    def bound(self, launch: tile.LaunchOp) -> None:
-        """No more CTAs than the device runs at once."""
+    def bound(self, launch: Operation, position: int) -> None:
+        """No more CTAs of the launch's kernel of that position than the device runs at once."""
         assert launch.parent is not None
         emit = Emitter(launch.parent, launch, launch)
         limit = emit.value(tile.SmCountOp())
         if self.ctas_per_sm != 1:
             each = emit.value(arith.ConstantOp(IntegerAttr(self.ctas_per_sm, IndexType())))
             limit = emit.value(arith.MuliOp(limit, each))
-        launch.operands[list(launch.operands).index(launch.ctas)] = emit.value(arith.MinUIOp(launch.ctas, limit))
+        launch.operands[position] = emit.value(arith.MinUIOp(launch.operands[position], limit))
 
 
 def wrap(kernel: tile.KernelOp) -> bool:

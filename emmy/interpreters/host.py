@@ -7,15 +7,16 @@ from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
-from xdsl.dialects.builtin import ModuleOp, TensorType
+from xdsl.dialects.builtin import ModuleOp, NoneAttr, TensorType
 from xdsl.dialects.func import FuncOp, ReturnOp
 from xdsl.ir import Attribute, Operation, SSAValue
 
-from emmy.artefact import EMULATED_SMS
+from emmy.binding import used_strides
 from emmy.dialects import tile
 from emmy.dialects.common import DYNAMIC
 from emmy.errors import EmmyError
 from emmy.interpreters.scalars import evaluate_scalar, numpy_dtype
+from emmy.launch_specs import EMULATED_SMS, row_major
 from emmy.locations import location_of
 
 Array = NDArray[Any]
@@ -74,11 +75,40 @@ def _step(module: ModuleOp, op: Operation, values: dict[SSAValue, Any], run_kern
         if kernel is None:
             raise EmmyError(f"the module has no kernel @{name}", location_of(op))
         run_kernel(kernel, [cast(Array, values[a]) for a in op.args], int(values[op.ctas]))
+    elif isinstance(op, tile.DispatchOp):
+        arrays = [cast(Array, values[a]) for a in op.args]
+        position, kernel = _choose(module, op, arrays)
+        run_kernel(kernel, arrays, int(values[op.ctas[position]]))
     else:
         result = evaluate_scalar(op, [values[v] for v in op.operands])
         if result is None:
             raise EmmyError(f"{op.name} is no op of a host function", location_of(op))
         values[op.results[0]] = result
+
+
+def _choose(module: ModuleOp, op: tile.DispatchOp, arrays: Sequence[Array]) -> tuple[int, Operation]:
+    """The first kernel whose views the arrays are, as they lie in memory, and its position."""
+    for position, name in enumerate(op.names):
+        kernel = find_symbol(module, name)
+        if not isinstance(kernel, tile.KernelOp):
+            raise EmmyError(f"the module has no kernel @{name} of level 2 or 3", location_of(op))
+        views = [cast(tile.ViewType, arg.type) for arg in kernel.block.args]
+        if all(_lies_as(view, array) for view, array in zip(views, arrays, strict=True)):
+            return position, kernel
+    raise EmmyError(f"the arrays fit the views of none of {', '.join(op.names)}", location_of(op))
+
+
+def _lies_as(view: tile.ViewType, array: Array) -> bool:
+    """Whether an array has the strides and the alignment that a view says."""
+    size = array.itemsize
+    strides = used_strides(array.shape, tuple(stride // size for stride in array.strides))
+    wanted = row_major(array.shape) if isinstance(view.strides, NoneAttr) else view.get_strides()
+    if any(
+        have != want and want != DYNAMIC and n > 1 for have, want, n in zip(strides, wanted, array.shape, strict=True)
+    ):
+        return False
+    bytes_ = [array.ctypes.data, array.shape[-1] * size, *(stride * size for stride in strides[:-1])]
+    return 0 in array.shape or not view.align.data or not any(count % view.align.data for count in bytes_)
 
 
 def _allocate(op: tile.AllocOp, sizes: list[int]) -> Array:

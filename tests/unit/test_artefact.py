@@ -66,7 +66,7 @@ def test_a_folder_comes_back_as_it_was(tmp_path):
     saved.save(tmp_path / "deep" / "folder")
     assert Artefact.load(tmp_path / "deep" / "folder") == saved
     written = json.loads((tmp_path / "deep" / "folder" / "launch.json").read_text())
-    assert written["format"] == 1
+    assert written["format"] == 2
     assert written["images"] == {"matmul": {"ptx": "matmul.ptx", "cubin": "matmul.cubin"}, "text": {"ptx": "text.ptx"}}
     assert list(written) == ["format", "emmy", "target", "images", "entries", "resources", "kernels"]
 
@@ -92,8 +92,8 @@ def test_what_is_no_artefact_is_said(tmp_path):
     (tmp_path / "launch.json").write_text("{")
     with pytest.raises(EmmyError, match="is no artefact"):
         Artefact.load(tmp_path)
-    (tmp_path / "launch.json").write_text('{"format": 2}')
-    with pytest.raises(EmmyError, match="has format 2; this Emmy reads format 1"):
+    (tmp_path / "launch.json").write_text('{"format": 3}')
+    with pytest.raises(EmmyError, match="has format 3; this Emmy reads formats 1 and 2"):
         Artefact.load(tmp_path)
     Artefact("sm_80", {"k": Image("text")}, {}).save(tmp_path / "x")
     (tmp_path / "x" / "k.ptx").unlink()

@@ -68,7 +68,7 @@ def test_a_dynamic_entry():
         {"u32": ["dim", "a", 1]},
         {"pointer": "b"},
         {"pointer": "c"},
-        {"u64": 256},
+        {"u64": ["stride", "c", 0]},
     ]
     call = bind(entry, [ArrayInfo("f16", (200, 64)), ArrayInfo("f16", (256, 64))])
     assert call.results[0].shape == (200, 256)
@@ -118,11 +118,8 @@ def test_names_are_distinct():
 def test_wide_copies_want_aligned_bases_and_whole_rows():
     facts = {"k": KernelFacts((16, 2, 8), 3)}
     entry = plan(DYNAMIC + kernel("pointer 0"), kernel_facts=facts)["mm"]
-    assert [a["align"] for a in entry["arguments"]] == [16, 2]
-    assert entry["results"][0]["align"] == 8
-    (check,) = entry["checks"]
-    assert check["value"] == ["dim", "a", 1]
-    assert check["multiple_of"] == 8
+    (launch,) = entry["launches"]
+    assert launch["wants"] == {"a": {"align": 16, "rows": 16}, "b": {"align": 2}, "c": {"align": 8}}
     with pytest.raises(EmmyError, match="dimension 1 of 'a' must be a multiple of 8"):
         bind(entry, [ArrayInfo("f16", (200, 63)), ArrayInfo("f16", (256, 63))])
     with pytest.raises(EmmyError, match="multiple of 16 bytes"):
@@ -237,7 +234,9 @@ def test_kernel_facts_are_the_widest_accesses():
 }"""
     module = parse_module(text, "t.mlir")
     verify_module(module)
-    assert kernel_facts(module) == {"k": KernelFacts((8, 2, 8), 1)}
+    facts = kernel_facts(module)["k"]
+    assert (facts.widths, facts.opt_level, facts.variant) == ((8, 2, 8), 1, "dense")
+    assert [str(view) for view in facts.views[:2]] == ["!tile.view<64x64xf16>"] * 2
 
 
 MAPPED = """ptx.kernel @k(%a: i64, %m: i64) threads 256 min_ctas 1 shared_bytes 1024 params ["pointer 0", "tensor_map 0"]
@@ -277,6 +276,6 @@ def test_tma_wants_rows_of_16_bytes_of_every_argument():
         schedule={"transport": "tma"},
     )
     spec = module.portable_artefact.entry("mm")
-    assert [argument["align"] for argument in spec["arguments"]] == [16, 16]
+    assert [spec["launches"][0]["wants"][name] for name in "ab"] == [{"align": 16, "rows": 16}] * 2
     with pytest.raises(EmmyError, match="dimension 1 of 'a' must be a multiple of 8"):
         bind(spec, [ArrayInfo("f16", (64, 36)), ArrayInfo("f16", (64, 36))])

@@ -39,13 +39,13 @@ func.func @one(%a: tensor<?x100xf16>, %b: tensor<4096x100xf16>) -> tensor<?x4096
 // CHECK:          %y = tile.alloc[{{%\S+}}, {{%\S+}}, {{%\S+}}] : tensor<?x3x?x?xf16>
 // CHECK:        tile.kernel @batch_kernel(
 // CHECK:          [[I:%\S+]], [[J:%\S+]], %m, %n = tile.grid [{{%\S+}} by 1, %c3 by 1, {{%\S+}} by 64, {{%\S+}} by 64] raster 8
-// CHECK:          [[K:%\S+]] = tile.dim %a, 2 : !tile.view<?x3x?x?xf16>
+// CHECK:          [[K:%\S+]] = tile.dim %a, 2 : !tile.view<?x3x?x?xf16, align 16>
 // CHECK:          %zero = tile.fill 0.000000e+00 : f16 : !tile.tile<64x64xf16>
 // CHECK:          scf.for %k = %c0 to [[K]] step %c32
-// CHECK-NEXT:       %x = tile.load %a[[[I]], [[J]], %k, %m] : !tile.view<?x3x?x?xf16> -> !tile.tile<32x64xf16>
-// CHECK-NEXT:       %w = tile.load %b[[[I]], [[J]], %k, %n] : !tile.view<?x3x?x?xf16> -> !tile.tile<32x64xf16>
+// CHECK-NEXT:       %x = tile.load %a[[[I]], [[J]], %k, %m] : !tile.view<?x3x?x?xf16, align 16> -> !tile.tile<32x64xf16>
+// CHECK-NEXT:       %w = tile.load %b[[[I]], [[J]], %k, %n] : !tile.view<?x3x?x?xf16, align 16> -> !tile.tile<32x64xf16>
 // CHECK-NEXT:       %total = tile.dot %x, %w into %sum transpose_a accumulate<f16> :
-// CHECK:          tile.store %acc, %y[[[I]], [[J]], %m, %n] : !tile.tile<64x64xf16>, !tile.view<?x3x?x?xf16>
+// CHECK:          tile.store %acc, %y[[[I]], [[J]], %m, %n] : !tile.tile<64x64xf16>, !tile.view<?x3x?x?xf16, align 16>
 func.func @batch(%a: tensor<?x3x?x?xf16>, %b: tensor<?x3x?x?xf16>) -> tensor<?x3x?x?xf16> {
   %y = tensor_op.matmul %a, %b transpose_a accumulate<f16> {emmy.schedule = #tile.schedule<block = [64, 64, 32], warps = [2, 2]>} : (tensor<?x3x?x?xf16>, tensor<?x3x?x?xf16>) -> tensor<?x3x?x?xf16>
   func.return %y : tensor<?x3x?x?xf16>
@@ -91,7 +91,7 @@ func.func @two(%x: tensor<64x64xf16>, %g: tensor<64x64xf16>, %u: tensor<64x64xf1
 
 // Elementwise ops alone are a kernel without a schedule.
 // CHECK-LABEL:  func.func @elementwise
-// CHECK:        tile.kernel @elementwise_kernel(%x: !tile.view<?xf16>, %y: !tile.view<5x?xf16>, %b: !tile.view<5x?xf32>) {
+// CHECK:        tile.kernel @elementwise_kernel(%x: !tile.view<?xf16, align 16>, %y: !tile.view<5x?xf16, align 16>, %b: !tile.view<5x?xf32, align 16>) {
 // CHECK:          %m, %n = tile.grid [%c5 by 32, {{%\S+}} by 256] raster 1
 // CHECK:          tile.map exp {{%\S+}} : (!tile.tile<256xf32>) -> !tile.tile<256xf32>
 // CHECK:          tile.map mul {{%\S+}}, {{%\S+}} : (!tile.tile<256xf32>, !tile.tile<32x256xf32>) -> !tile.tile<32x256xf32>

@@ -1,0 +1,127 @@
+"""The variants of a kernel: how the tensors of a call may lie in memory, from what is quickest to copy to what is always legal.
+
+A kernel that is lowered from level 1 exists in up to six variants, which compute the same; a call takes the first that its
+tensors fit. What a variant wants stands in its views (`!tile.view<.., strides [..], align ..>`), and from there in the launch
+metadata; this table is what the views are made from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from emmy.errors import EmmyError
+from emmy.schedules import Schedule
+
+Layout = Literal["dense", "rows", "any"]
+
+
+@dataclass(frozen=True)
+class Variant:
+    """How tensors lie. `layout`: `dense` (row-major without gaps), `rows` (rows without gaps, all other strides as they are)
+    or `any`. `align`: bytes that divide addresses, rows and the other strides; 0 for what each size of the text proves, and
+    16 for `?` rows. Elements wider than `align` count as aligned to their own size."""
+
+    name: str
+    layout: Layout
+    align: int
+
+
+VARIANTS: dict[str, Variant] = {
+    variant.name: variant
+    for variant in (
+        Variant("dense", "dense", 0),
+        Variant("rows16", "rows", 16),
+        Variant("rows8", "rows", 8),
+        Variant("rows4", "rows", 4),
+        Variant("rows2", "rows", 2),
+        Variant("any", "any", 2),
+    )
+}
+"""Variants by name, in the order in which a call tries them: TMA or copies of 16 bytes, then 8, 4, one element."""
+
+PREFERRED = "dense"
+"""What is compiled at once; the others when a call needs them, or an artefact is saved."""
+
+VARIANT = "emmy.variant"
+"""The attribute of a `tile.kernel` that names its variant; without it, it is the preferred one."""
+
+DENSE_ALIGN = 16
+"""Bytes that divide a `?` row of a dense tensor."""
+
+EXPORTED = tuple(VARIANTS)
+"""What a saved artefact holds: there is no compiler where it is loaded."""
+
+
+def parse_variants(text: str) -> tuple[str, ...]:
+    """`dense,any` or `all`: names of `VARIANTS`, in their order. `EmmyError` for others."""
+    names = list(VARIANTS) if text == "all" else [name.strip() for name in text.split(",") if name.strip()]
+    unknown = [name for name in names if name not in VARIANTS]
+    if unknown or not names:
+        wrong = f"there is no variant '{unknown[0]}'" if unknown else "no variant is named"
+        raise EmmyError(f"{wrong}; there are {', '.join(VARIANTS)} and all")
+    return tuple(name for name in VARIANTS if name in names)
+
+
+WIDE_BLOCK, NARROW_BLOCK = (128, 128, 64), (64, 128, 64)
+"""The largest tiles that are copied by `cp.async`, and element by element: those need registers for what is on its way."""
+
+MOST_STAGES = 3
+"""Of rings that are filled by threads."""
+
+
+def schedule_of(variant: Variant, schedule: Schedule, hybrid: bool) -> Schedule:
+    """The schedule of a variant of a product whose preferred kernel has `schedule`.
+
+    Tensors that are aligned to 16 bytes keep it, for TMA and the widest copies take them with any strides. Others are copied by
+    all threads, whose addresses take registers: a smaller tile, one set of warps, and no field that was tuned for TMA.
+    """
+    if variant.layout == "dense" or variant.align == 16:
+        return schedule
+    narrow = variant.layout == "any" or variant.align < 4
+    if not narrow and schedule.transport == "cp_async" and schedule.roles == "unified":
+        return schedule
+    largest = NARROW_BLOCK if narrow else WIDE_BLOCK
+    block = tuple(min(size, most) for size, most in zip(schedule.block, largest, strict=True))
+    return Schedule(
+        block=block,
+        warps=tuple(2 if size % 32 == 0 else 1 for size in block[:2]),
+        stages=min(schedule.stages, MOST_STAGES),
+        transport="cp_async",
+        raster=schedule.raster,
+        epilogue=schedule.epilogue,
+        delay=2 if hybrid else 1,
+        prefetch=0,
+        promote=schedule.promote,
+        promotion=schedule.promotion,
+        partials=schedule.partials,
+        opt_level=schedule.opt_level,
+    )
+
+
+@dataclass(frozen=True)
+class Lying:
+    """A tensor as far as variants go: sizes, strides (elements, those of sizes up to 1 row-major), address if known.
+    `single`: its rows have one element in every call, so that no kernel wants anything of them."""
+
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    address: int | None
+    itemsize: int
+    single: bool = False
+
+    def fits(self, variant: Variant) -> bool:
+        """Whether a kernel of this variant takes the tensor, as far as this table knows."""
+        if variant.layout == "any" or self.single or 0 in self.shape:
+            return True
+        *outer, inner = self.strides
+        align = max(variant.align, self.itemsize)
+        counts = [self.address or 0, self.shape[-1] * self.itemsize, *(stride * self.itemsize for stride in outer)]
+        return inner == 1 and not any(count % align for count in counts)
+
+
+def fitting(tensors: Sequence[Lying]) -> tuple[str, ...]:
+    """The variants other than `dense` that all tensors fit, the preferred one first."""
+    rest = (variant for variant in VARIANTS.values() if variant.layout != "dense")
+    return tuple(variant.name for variant in rest if all(tensor.fits(variant) for tensor in tensors))
