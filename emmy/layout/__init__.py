@@ -28,19 +28,22 @@ A layout is used when it is *onto* (no place is left empty) and *one-to-one up t
 different elements). Then it has an inverse, and everything else is computed from the two: what `ldmatrix` can load,
 which swizzle of the tensor memory accelerator (TMA) matches, how many bank conflicts an access has.
 
-`algebra` holds `Layout`, `shared` the tiles of shared memory, `access` legality and cost. The layouts of tensor-core
-operands are in `emmy.atoms`.
+`algebra` holds `Layout`, `shared` the tiles of shared memory, `access` legality and cost, `descriptor` what `wgmma` needs.
+The layouts of tensor-core operands are in `emmy.atoms`.
 """
 
 from __future__ import annotations
 
 from emmy.layout.access import bank_conflicts, ldmatrix_conflicts, ldmatrix_legal, tma_swizzle
 from emmy.layout.algebra import Dimension, Layout, Place, Repeat, fit, over_warps
+from emmy.layout.descriptor import MatrixDescriptor, OperandDescriptors, matrix_descriptor
 from emmy.layout.shared import SharedLayout, Step, shared_layout
 
 __all__ = [
     "Dimension",
     "Layout",
+    "MatrixDescriptor",
+    "OperandDescriptors",
     "Place",
     "Repeat",
     "SharedLayout",
@@ -49,6 +52,7 @@ __all__ = [
     "fit",
     "ldmatrix_conflicts",
     "ldmatrix_legal",
+    "matrix_descriptor",
     "over_warps",
     "shared_layout",
     "tma_swizzle",
