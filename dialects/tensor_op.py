@@ -285,6 +285,10 @@ class CompositeOp(IRDLOperation, ABC):
         """What follows from the sizes of the operands."""
 
     @abstractmethod
+    def error(self) -> float:
+        """A bound on the root mean square, over that of the result, of what its own roundings add for normal operands."""
+
+    @abstractmethod
     def chain(self) -> Chain:
         """What its kernel asks of a schedule."""
 

@@ -13,7 +13,7 @@ from xdsl.ir import Operation, SSAValue
 
 from emmy.artefact import DTYPE_NAMES, Array
 from emmy.bench.bounds import accumulation_rms
-from emmy.dialects.tensor_op import CastOp, MapOp, MatmulOp, accumulation_policy
+from emmy.dialects.tensor_op import CastOp, CompositeOp, MapOp, MatmulOp, accumulation_policy
 
 EXACT_MAPS = ("add", "sub", "neg", "abs", "max", "min", "relu")
 """Elementwise functions that every level computes to the last bit (others go through the hardware's approximations)."""
@@ -32,12 +32,18 @@ class Comparison:
         return self.rms <= self.bound
 
 
-def compare(result: Array, reference: Array, roundings: int, terms: Sequence[tuple[str, int]]) -> Comparison:
+Term = tuple[str, int] | float
+"""What an op on the way may add to the error: (policy, K) of a product, or the root mean square, over that of the result."""
+
+
+def compare(result: Array, reference: Array, roundings: int, terms: Sequence[Term]) -> Comparison:
     """Compare a result with its float64 reference.
 
     `roundings`: how many values on the way were rounded to the result's type; each may cost what rounding the reference
-    costs. `terms`: (policy, K) of the products on the way, each of which adds what its accumulation may lose.
+    costs. `terms`: of the products and composites on the way. Infinities that are equal are no error.
     """
+    same = np.isinf(reference) & (result == reference)
+    result, reference = result[~same], reference[~same]
     if result.size == 0:
         return Comparison(0.0, 0.0)
     scale = _rms(reference) or 1.0
@@ -45,7 +51,9 @@ def compare(result: Array, reference: Array, roundings: int, terms: Sequence[tup
         floor = _rms(reference.astype(result.dtype).astype(np.float64) - reference) / scale
         error = _rms(result.astype(np.float64) - reference) / scale
     dtype = DTYPE_NAMES[result.dtype]
-    bound = 1.02 * floor * roundings + sum(accumulation_rms(policy, k, dtype, floor) for policy, k in terms)
+    bound = 1.02 * floor * roundings
+    for term in terms:
+        bound += term if isinstance(term, float) else accumulation_rms(term[0], term[1], dtype, floor)
     return Comparison(error, bound)
 
 
@@ -53,13 +61,13 @@ def _rms(values: Array) -> float:
     return float(np.sqrt(np.mean(np.square(values, dtype=np.float64))))
 
 
-def error_terms(module: ModuleOp, entry: str, arrays: Sequence[Array]) -> tuple[int, list[tuple[str, int]]]:
-    """(roundings, [(policy, K)]) of a level-1 function for these arguments: what `compare` takes."""
+def error_terms(module: ModuleOp, entry: str, arrays: Sequence[Array]) -> tuple[int, list[Term]]:
+    """(roundings, terms) of a level-1 function for these arguments: what `compare` takes."""
     function = find_function(module, entry)
     shapes: dict[SSAValue, tuple[int, ...]] = dict(
         zip(function.body.block.args, (a.shape for a in arrays), strict=True)
     )
-    roundings, terms = 0, list[tuple[str, int]]()
+    roundings, terms = 0, list[Term]()
     for op in function.body.block.ops:
         if isinstance(op, ReturnOp):
             continue
@@ -70,6 +78,10 @@ def error_terms(module: ModuleOp, entry: str, arrays: Sequence[Array]) -> tuple[
             n = b[-2] if op.transpose_b is not None else b[-1]
             shapes[op.result] = (*a[:-2], m, n)
             terms.append((accumulation_policy(op).policy.data, k))
+        elif isinstance(op, CompositeOp):
+            results = op.sizes([shapes[operand] for operand in op.operands]).results
+            shapes.update(zip(op.results, results, strict=True))
+            terms.append(op.error())
         else:
             shapes[op.results[0]] = np.broadcast_shapes(*(shapes[operand] for operand in op.operands))
     return max(roundings, 1), terms

@@ -294,6 +294,12 @@ class AttentionOp(CompositeOp):
         seen = 1 if self.causal is not None else 2  # of causal scores, half
         return CompositeSizes(results, tuple(equal), (seen, *q[:3], k[2], q[3] + v[3]))
 
+    def error(self) -> float:
+        # Weights are rounded to the type of the values, sums of f16 once more; scores and their exponentials are f32.
+        f16_scores, f16_values = (policy.max_k.data > 0 for policy in self.policies())
+        unit = 2.0**-11 if isinstance(tensor_type(self.v).element_type, Float16Type) else 2.0**-8
+        return unit * (1 + f16_values + 4 * f16_scores) + 1e-5
+
     # ---- what it means
 
     def evaluate(self, operands: Sequence[Any], contract: Callable[..., Any] | None) -> list[Any]:

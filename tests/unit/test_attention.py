@@ -17,6 +17,7 @@ from emmy.lowering.tensor_op_to_tile import LowerTensorOp
 from emmy.options import Options
 from emmy.passes.assign_schedule import AssignSchedule
 from emmy.targets import get_target
+from emmy.tools.compare import compare, error_terms
 
 ROOT = Path(__file__).resolve().parents[2]
 TENSOR = "tensor<2x8x64x32xf16>"
@@ -407,6 +408,20 @@ def test_keys_that_are_values():
     arrays = [draw(1, 2, 48, 16), draw(1, 2, 48, 16)]
     [expected], [got] = level1.run(verified(text), "f", arrays), level2.run_module(lowered(text), "f", arrays)
     np.testing.assert_allclose(got.astype(float), expected, atol=2e-3)
+
+
+def test_what_the_tools_allow():
+    """A product before it and its own error; sizes of what follows it are known."""
+    t = "tensor<1x2x32x16xf16>"
+    op = f"""%s = tensor_op.map add %q, %k : ({t}, {t}) -> {t}
+      {ATTENTION.replace("%q,", "%s,")}scale 0.25 : ({t}, {t}, {t}) -> {t}
+      %r = tensor_op.map add %o, %q : ({t}, {t}) -> {t}"""
+    text = function(op, f"%q: {t}, %k: {t}, %v: {t}", t, "%r")
+    arrays = [draw(1, 2, 32, 16, seed=i) for i in range(3)]
+    roundings, terms = error_terms(verified(text), "f", arrays)
+    assert (roundings, terms) == (3, [pytest.approx(2**-11, rel=0.1)])
+    [exact], [got] = level1.run(verified(text), "f", arrays), level2.run_module(lowered(text), "f", arrays)
+    assert compare(got, exact, roundings, terms).ok
 
 
 def test_its_schedule_has_a_reason():

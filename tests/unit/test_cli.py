@@ -340,6 +340,9 @@ def test_compare():
     poisoned[3, 4] = np.nan
     assert not compare(poisoned, reference, 1, [("f32", 64)]).ok
     assert compare(np.zeros((0, 4), np.float16), np.zeros((0, 4)), 1, []).ok
+    infinite = np.float64([[-np.inf, 1.0], [np.inf, 3.0]])
+    assert compare(infinite.astype(np.float32), infinite, 1, [1e-5]).rms == 0
+    assert not compare(np.float32([[-np.inf, 1.0], [-np.inf, 3.0]]), infinite, 1, [1e-5]).ok
 
 
 def test_write_file_keeps_the_old_file_on_errors(tmp_path: Path):
