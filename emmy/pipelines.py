@@ -41,6 +41,7 @@ DEFAULT: tuple[Step, ...] = (
     Step("level3", "lower-tile", ("tile.load", "tile.store")),
     Step("level3", "split-masks", ("mma.coord",)),
     Step("level3", "split-accumulation", ("mma.mma",)),
+    Step("level3", "stagger-products", ("mma.convert",)),
     Step("level3", "double-buffer-fragments", ("mma.mma",)),
     Step("level3", "issue-products", ("mma.mma",)),
     Step("level3", "verify-pipelines", PROTOCOL),

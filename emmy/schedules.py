@@ -44,6 +44,7 @@ RANGES: dict[str, tuple[int, int]] = {
     "store_columns": (0, 1024),
     "producer_warps": (1, 8),
     "persistent": (0, 1),
+    "stagger": (0, 1),
 }
 """Fields that hold a count: the smallest and the largest one."""
 
@@ -69,6 +70,7 @@ class Schedule:
     promotion: how a partial goes into the f32 sum: `convert` and add, or a product with an `identity`; `auto` takes the target's.
     partials: what order the products of a partial have (`split-accumulation`); `auto` takes what registers suffice for.
     opt_level: of ptxas.
+    stagger: 1 to compute a product's operand k-step by k-step, each under the product of the step before (`stagger-products`).
     store_columns: columns of a result that are staged in shared memory at once, two such parts at a time; 0 for the whole tile.
     """
 
@@ -93,6 +95,7 @@ class Schedule:
     promotion: str = "auto"
     partials: str = "auto"
     opt_level: int = 3
+    stagger: int = 0
     store_columns: int = 0
 
     def problem(self) -> str | None:
