@@ -40,6 +40,7 @@ from emmy.lowering.ptx_events import EVENTS, EventLowering, Role
 from emmy.lowering.ptx_fragments import Fragments
 from emmy.lowering.ptx_maps import Argument
 from emmy.lowering.ptx_shapes import Registers, shape_of
+from emmy.lowering.ptx_wgmma import InPlace, WarpgroupProducts
 from emmy.passes.allocate_shared import SHARED_BYTES
 from emmy.schedules import Schedule, entry_registers
 from emmy.targets import Target, get_target
@@ -120,6 +121,7 @@ class KernelLowering(EventLowering):
         super().__init__(builder, block, target, params)
         self.shared = SharedAddresses(builder)
         self.fragments = Fragments(builder, self.shared, self.lane, target)
+        self.products = WarpgroupProducts(builder)
         parameters = iter(block.args)
         for number, (arg, kind) in enumerate(zip(kernel.block.args, kinds, strict=True)):
             given = [next(parameters) for _ in kind]
@@ -311,9 +313,12 @@ class KernelLowering(EventLowering):
         self.values[op.result] = 0 if grid[axis] == 1 else found
 
     def load(self, op: mma.LoadOp) -> None:
-        """`ldmatrix`"""
+        """`ldmatrix`, or a descriptor"""
         field, slot = self.place(op.slot, op.field.data)
         at = self.offsets_in(op.indices)
+        if op.in_place is not None:
+            self.values[op.result] = self.products.operand(op, field, slot, at, self.role_warp())
+            return
         self.values[op.result] = self.fragments.load(op, field, slot, at, op.transposed is not None)
 
     def store(self, op: mma.StoreOp) -> None:
@@ -344,6 +349,25 @@ class KernelLowering(EventLowering):
         """`mma.sync`"""
         a, b, c = (self.registers(v) for v in (op.a, op.b, op.c))
         self.values[op.result] = self.fragments.multiply(op, a, b, c)
+
+    def issue(self, op: mma.IssueOp) -> None:
+        """`wgmma.mma_async`"""
+        a, b = self.values[op.a], self.values[op.b]
+        assert isinstance(a, InPlace | list)
+        assert isinstance(b, InPlace)
+        self.values[op.result] = self.products.issue(op, a, b, self.registers(op.c))
+
+    def fence(self, op: mma.FenceOp) -> None:
+        """`wgmma.fence`"""
+        self.builder.emit("wgmma_fence", ())
+
+    def commit(self, op: mma.CommitOp) -> None:
+        """`wgmma.commit_group`"""
+        self.builder.emit("wgmma_commit_group", ())
+
+    def wait_products(self, op: mma.WaitOp) -> None:
+        """`wgmma.wait_group`"""
+        self.values[op.result] = self.products.wait(op.pending.value.data, self.registers(op.sum))
 
     def promote(self, op: mma.PromoteOp) -> None:
         """As the schedule says, else as the target is best at."""
@@ -457,6 +481,10 @@ _register(mma.StoreGlobalOp, KernelLowering.store_global)
 _register(mma.LoadGlobalOp, KernelLowering.load_global)
 _register(mma.FillOp, KernelLowering.fill)
 _register(mma.MmaOp, KernelLowering.mma)
+_register(mma.IssueOp, KernelLowering.issue)
+_register(mma.FenceOp, KernelLowering.fence)
+_register(mma.CommitOp, KernelLowering.commit)
+_register(mma.WaitOp, KernelLowering.wait_products)
 _register(mma.PromoteOp, KernelLowering.promote)
 _register(mma.MapOp, KernelLowering.map)
 _register(mma.ReduceOp, KernelLowering.reduce)

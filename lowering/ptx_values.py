@@ -17,13 +17,14 @@ from emmy.dialects.async_copy import CursorType
 from emmy.lowering.ptx_addresses import TileOffset
 from emmy.lowering.ptx_builder import Builder, Condition, Number
 from emmy.lowering.ptx_shapes import Registers
+from emmy.lowering.ptx_wgmma import InPlace
 from emmy.passes.alignment import divisor
 
 Pair = tuple[Number, Number]
 """A cursor or a slot of a ring with mbarriers."""
 
-Value = int | float | SSAValue | Registers | Pair
-"""A number or condition known now, a register, the registers of a fragment, or a cursor or slot."""
+Value = int | float | SSAValue | Registers | Pair | InPlace
+"""A number or condition known now, a register, a fragment's registers or its place in shared memory, a cursor or slot."""
 
 
 class LoweredValues:

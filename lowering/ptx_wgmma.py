@@ -1,0 +1,140 @@
+"""Products of warpgroups: `mma.issue` as `wgmma.mma_async`, operands read in place as descriptors.
+
+A fragment is one warp's share, 16 rows; the instruction takes the 64 rows of the four warps. So operand a's descriptor begins
+at the rows of the warpgroup's first warp. A descriptor is a 64-bit register that is uniform over the warp: what the layout
+says, the start of the operand in slot 0 and the slot, in units of 16 bytes, are added up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import cast
+
+from xdsl.dialects.builtin import i64
+from xdsl.ir import SSAValue
+
+from emmy.dialects import mma
+from emmy.dialects.ptx import WgmmaForm, WgmmaMmaAsyncOp, WgmmaWaitGroupOp
+from emmy.errors import EmmyError
+from emmy.layout.descriptor import MatrixDescriptor, matrix_descriptor
+from emmy.layout.shared import CHUNK_BYTES, SharedLayout
+from emmy.locations import location_of
+from emmy.lowering.ptx_addresses import SharedField
+from emmy.lowering.ptx_builder import Builder, Number
+from emmy.lowering.ptx_shapes import shape_of
+
+Registers = list[SSAValue]
+
+WARP_ROWS = 16
+"""Rows of a product that one warp holds."""
+
+WARPGROUP_ROWS = 64
+"""Rows of an instruction."""
+
+MOST_COLUMNS = 256
+"""The largest n of an instruction."""
+
+
+@dataclass(frozen=True)
+class InPlace:
+    """An operand in shared memory: `base` describes the begin of its field, `at` is its place there as (m or n, k).
+
+    transposed: it lies with rows of K (MN-major), else with rows of M or N (K-major).
+    """
+
+    base: SSAValue
+    layout: SharedLayout
+    transposed: bool
+    at: tuple[int, int]
+
+
+@lru_cache(maxsize=1024)
+def descriptor_of(layout: SharedLayout, transposed: bool, extent: int, at: tuple[int, int]) -> MatrixDescriptor:
+    """`matrix_descriptor`, kept: each k-step of each kernel asks for it."""
+    return matrix_descriptor(layout.layout, layout.swizzle, layout.element_bytes, transposed, extent, at)
+
+
+class WarpgroupProducts:
+    """Lowers the asynchronous products of a role."""
+
+    def __init__(self, builder: Builder):
+        self.builder = builder
+        self.operands: Registers = []  # of a, in registers that live until the next wait
+
+    def operand(
+        self, op: mma.LoadOp, field: SharedField, slot: Number, at: tuple[Number, Number], warp: Number
+    ) -> InPlace:
+        """An operand that is read in place; `at` is its element offset in the field as stored, `warp` this warp's number.
+
+        Raises `EmmyError` where no descriptor says where its elements are.
+        """
+        b, layout, transposed = self.builder, field.layout, op.transposed is not None
+        (row, known_row), (column, known_column) = b.split(at[0]), b.split(at[1])
+        shape = shape_of(op.result.type)
+        moving, first = b.mul(row, layout.row_bytes), shape.place == "a"
+        if first:
+            # The rows of the warpgroup's first warp; transposed they are columns, and 64 of them whole panels.
+            above = b.mul(b.low_bits(warp, 3), WARP_ROWS)
+            if transposed and WARPGROUP_ROWS % layout.panel_columns == 0:
+                panel = b.divide(b.sub(column, above), layout.panel_columns)
+                moving, column = b.add(moving, b.mul(panel, layout.panel_bytes)), 0
+            elif not transposed:
+                moving = b.mul(b.sub(row, above), layout.row_bytes)
+        if column != 0:
+            raise EmmyError("no descriptor begins at this offset of an operand", location_of(op))
+        known = (known_column, known_row) if transposed else (known_row, known_column)
+        try:
+            descriptor = descriptor_of(layout, transposed, WARPGROUP_ROWS if first else shape.rows, known)
+        except EmmyError as error:
+            raise EmmyError(error.message, location_of(op)) from None
+        # One base for all steps: they differ by constants, which are added last.
+        start = b.add(b.add(b.pure("shared_base"), moving), field.start)
+        units = b.pure("cvt_u64_u32", b.register(b.divide(start, CHUNK_BYTES)))
+        base = b.pure("add_s64", units, b.constant(descriptor.constant, i64))
+        return InPlace(self.moved(base, slot), layout, transposed, known)
+
+    def moved(self, descriptor: SSAValue, offset: Number) -> SSAValue:
+        """A descriptor that begins `offset` bytes later, a multiple of 16."""
+        b = self.builder
+        if isinstance(offset, int):
+            return descriptor if offset == 0 else b.pure("add_s64", descriptor, b.constant(offset // CHUNK_BYTES, i64))
+        return b.pure("add_s64", descriptor, b.pure("cvt_u64_u32", b.register(b.divide(offset, CHUNK_BYTES))))
+
+    def described(self, operand: InPlace, extent: int, first: int = 0) -> SSAValue:
+        """The descriptor of `extent` rows of M or N, from the `first`."""
+        at = operand.at[0] + first, operand.at[1]
+        return self.moved(operand.base, descriptor_of(operand.layout, operand.transposed, extent, at).start)
+
+    def issue(self, op: mma.IssueOp, a: InPlace | Registers, b: InPlace, c: Registers) -> Registers:
+        """One instruction for each part of the columns that it can take."""
+        columns = shape_of(op.c.type).cols
+        width = next(n for n in range(min(columns, MOST_COLUMNS), 0, -8) if columns % n == 0)
+        form = WgmmaForm(
+            width,
+            shape_of(op.c.type).dtype,
+            shape_of(op.a.type).dtype,
+            shape_of(op.b.type).dtype,
+            a_registers=not isinstance(a, InPlace),
+            transpose_a=isinstance(a, InPlace) and a.transposed,
+            transpose_b=b.transposed,
+        )
+        left = [self.described(a, WARPGROUP_ROWS)] if isinstance(a, InPlace) else a
+        if not isinstance(a, InPlace):
+            self.operands += a
+        each, sums = form.registers, Registers()
+        for part in range(columns // width):
+            right = self.described(b, width, part * width)
+            made = WgmmaMmaAsyncOp.make(form, left, right, c[part * each : (part + 1) * each])
+            self.builder.add_op(made)
+            sums += made.results
+        return sums
+
+    def wait(self, pending: int, sums: Sequence[SSAValue]) -> Registers:
+        """The sums, finished; operands in registers are free from here on."""
+        made = WgmmaWaitGroupOp.make(pending, sums, [] if pending else list(dict.fromkeys(self.operands)))
+        self.builder.add_op(made)
+        if not pending:
+            self.operands = []
+        return list(cast(Sequence[SSAValue], made.results))
