@@ -103,7 +103,7 @@ def _host(op: Operation, sources: Sequence[Group]) -> Group | None:
 
 def _absorbable(source: Group, group: Group, reader: Operation) -> bool:
     """Whether `reader` in `group` is all that reads an elementwise group, which then needs no kernel of its own."""
-    if source.matmul is not None:
+    if source.matmul is not None or source.composite is not None:
         return False
     inside = {*source.ops, *group.ops, reader}
     return all(use.operation in inside for op in source.ops for r in op.results for use in r.uses)

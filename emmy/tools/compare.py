@@ -53,7 +53,7 @@ def compare(result: Array, reference: Array, roundings: int, terms: Sequence[Ter
     dtype = DTYPE_NAMES[result.dtype]
     bound = 1.02 * floor * roundings
     for term in terms:
-        bound += term if isinstance(term, float) else accumulation_rms(term[0], term[1], dtype, floor)
+        bound += accumulation_rms(term[0], term[1], dtype, floor) if isinstance(term, tuple) else term
     return Comparison(error, bound)
 
 
