@@ -6,6 +6,7 @@ order of sums agree bit for bit.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from unittest.mock import patch
 
 import numpy as np
@@ -16,6 +17,8 @@ from hypothesis import strategies as st
 from xdsl.dialects import arith, scf
 from xdsl.dialects.builtin import ModuleOp
 
+import emmy
+from emmy.artefact import run_on_emulator
 from emmy.dialects import mma
 from emmy.dialects.tile import GridOp, KernelOp
 from emmy.interpreters import level2, level3
@@ -29,6 +32,7 @@ from emmy.passes.place_roles import PlaceRoles
 from emmy.passes.split_masks import SplitMasks
 from emmy.passes.verify_pipelines import VerifyPipelines
 from emmy.schedules import AUTO_TRANSPORT
+from emmy.targets import TARGETS
 
 MODES = ("unified", "specialized")
 KINDS = ("tma", "cp_async", "plain")
@@ -100,7 +104,7 @@ def check_equal(got: list[np.ndarray], expected: list[np.ndarray]) -> None:
         np.testing.assert_array_equal(one, other)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(chains(), Run)
 def test_level_2_and_the_halves_of_level_3(chain: Chain, how: dict):
     before, arguments = read(chain.text()), chain.arguments(how["seed"])
@@ -110,7 +114,7 @@ def test_level_2_and_the_halves_of_level_3(chain: Chain, how: dict):
     check_close(level3.run_module(halves, "f", arguments, **how), expected)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(chains(), Run, st.sampled_from(MODES), st.sampled_from(KINDS))
 def test_split_placed_and_lowered_forms(chain: Chain, how: dict, mode: str, kind: str):
     """Bit for bit what the halves give, with one loop for all iterations."""
@@ -135,6 +139,51 @@ def test_rings_follow_last_uses():
     order = [text.index(mark) for mark in ("wait @q", "wait @k", "release @k", "wait @bias", "wait @v", "release @v")]
     assert order == sorted(order)
     assert text.index("release @q") > text.index("release @v")
+
+
+# ---- down to instructions --------------------------------------------------------------------------------------------
+
+FIELDS = st.fixed_dictionaries(
+    {
+        "stages": st.integers(1, 3),
+        "sites": st.sampled_from(("eager", "first")),
+        "epilogue": st.sampled_from(("shared", "direct")),
+        "fragments": st.sampled_from((1, 2)),
+        "delay": st.integers(0, 3),
+        "prefetch": st.integers(0, 1),
+        "unroll": st.sampled_from((1, 1, 2)),
+        "persistent": st.sampled_from((0, 0, 1)),
+        "roles": st.sampled_from(MODES),
+        "producer_warps": st.sampled_from((1, 4)),
+    }
+)
+POLICIES = st.sampled_from(("", "", " accumulate<hybrid, max_k = 16>", " accumulate<hybrid, max_k = 64>"))
+
+
+@settings(max_examples=30, deadline=None)
+@given(chains(), FIELDS, POLICIES, POLICIES, st.sampled_from(sorted(TARGETS)), Run)
+def test_instructions(chain: Chain, fields: dict, policy: str, scores: str, target: str, how: dict):
+    """Any schedule and policy, on the emulator, with copies that land late, early or at random."""
+    chain = replace(chain, policy=policy, score_policy=scores).with_schedule(**fields)
+    arguments = chain.arguments(how["seed"], spread=0.5)
+    module = emmy.compile(chain.text(), target)
+    results, _ = run_on_emulator(module.portable_artefact, "f", arguments, **how)
+    check_close(results, chain.reference(*arguments))
+
+
+@settings(max_examples=6, deadline=None)
+@given(chains(), POLICIES, Run)
+def test_transports_and_roles_give_the_same_bits(chain: Chain, policy: str, how: dict):
+    """TMA, cp.async and plain copies, one role or two, one tile or several for a CTA: one result."""
+    chain = replace(chain, policy=policy)
+    arguments = chain.arguments(how["seed"])
+    found = []
+    for transport in ("cp_async", "auto", "plain"):
+        for more in ({}, {"roles": "specialized"}, {"roles": "specialized", "persistent": 1}):
+            module = emmy.compile(chain.with_schedule(transport=transport, **more).text(), "sm_90a")
+            found.append(run_on_emulator(module.portable_artefact, "f", arguments, **how)[0])
+    for results in found[1:]:
+        check_equal(results, found[0])
 
 
 # ---- where a loop is split ------------------------------------------------------------------------------------------
