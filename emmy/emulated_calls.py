@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -15,7 +16,7 @@ from emmy.launch_specs import DTYPE_NAMES, DTYPES, Array
 
 if TYPE_CHECKING:
     from emmy.artefact import Artefact
-    from emmy.emulator import Report
+    from emmy.emulator import Emulator, Report
 
 POISON = 0xFF
 """As every byte of an element it reads as NaN in f16, bf16 and f32."""
@@ -121,6 +122,14 @@ def run_on_emulator(
     return list(outs) if outs is not None else [placed.array for placed in results], run.reports
 
 
+@functools.lru_cache(maxsize=16)
+def _emulator(ptx: str) -> Emulator:
+    """The emulator of a text; parsing one takes as long as a small launch."""
+    from emmy.emulator import Emulator
+
+    return Emulator(ptx)
+
+
 class _Run:
     """The launches of one call."""
 
@@ -128,7 +137,6 @@ class _Run:
         self.artefact, self.options = artefact, options
         self.buffers: dict[str, Placed] = {}
         self.unwritten: set[str] = set()
-        self.emulators: dict[str, Any] = {}
         self.reports: list[Report] = []
 
     def allocate(self, buffers: Sequence[BoundBuffer]) -> None:
@@ -146,14 +154,10 @@ class _Run:
             self.unwritten -= {value for _, value in launch.params if isinstance(value, str)}
 
     def _launch(self, launch: BoundLaunch) -> Report:
-        from emmy.emulator import Emulator
-
         ptx = self.artefact.images[launch.image].ptx
         if ptx is None:
             raise EmmyError(f"image '{launch.image}' has no PTX, so the emulator cannot run it")
-        if launch.image not in self.emulators:
-            self.emulators[launch.image] = Emulator(ptx)
-        return self.emulators[launch.image].launch(
+        return _emulator(ptx).launch(
             kernel=launch.kernel,
             grid=launch.grid,
             block=launch.block,

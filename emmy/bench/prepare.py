@@ -265,8 +265,8 @@ def compile_case(directory: Path, target: str, work: Work, case: Case, settings:
         if not static.exists():
             compile_module(work.baseline, target, accumulate=policy, schedule=fields).artefact.save(static)
         if work.same_schedule:
-            (kernel,) = Artefact.load(static).kernels.values()
-            fields = dict(kernel["schedule"])
+            saved = Artefact.load(static)
+            fields = dict(saved.kernels[saved.entry(case.entry)["launches"][0]["kernel"]]["schedule"])
     if not (directory / case.artefact).exists():
         compile_module(work.source, target, accumulate=policy, schedule=fields).artefact.save(directory / case.artefact)
     if case.expect is not None and not (directory / case.expect).exists():

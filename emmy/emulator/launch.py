@@ -15,7 +15,7 @@ from emmy.emulator.datatypes import Array
 from emmy.emulator.decode import decode, load_table
 from emmy.emulator.faults import EmulatorError
 from emmy.emulator.global_memory import GlobalMemory, Pointer, Uninitialised
-from emmy.emulator.machine import Machine, Program
+from emmy.emulator.machine import Machine, Program, register_uses
 from emmy.emulator.parser import Parser
 from emmy.emulator.scheduler import Budget, Scheduler
 from emmy.emulator.syntax import Kernel, Parameter
@@ -113,7 +113,8 @@ class Emulator:
 def _decode(kernel: Kernel) -> Program:
     operations = [decode(instruction, kernel.module) for instruction in kernel.instructions]
     widths = [o.shared_bytes for o in operations if o.shared_bytes]
-    return Program(kernel, operations, min([4, *widths]), any(o.reads_late for o in operations))
+    uses = [register_uses(*pair) for pair in zip(kernel.instructions, operations, strict=True)]
+    return Program(kernel, operations, uses, min([4, *widths]), any(o.reads_late for o in operations))
 
 
 def _check_block(kernel: Kernel, grid: Dimensions, block: Dimensions) -> None:

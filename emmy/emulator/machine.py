@@ -50,11 +50,13 @@ PARAMETER_WINDOW = 1 << 32  # generic address of parameter space: beyond shared 
 class Program:
     """A kernel with its decoded instructions; `granule`: bytes of the narrowest shared access (1, 2 or 4).
 
+    uses: of each instruction, the numbers of the registers that it reads and of those that it makes whole.
     late_readers: some instruction reads shared memory after it was issued.
     """
 
     kernel: Kernel
     operations: list[Operation]
+    uses: list[tuple[list[int], Array]]
     granule: int
     late_readers: bool
 
@@ -78,6 +80,18 @@ class Slot:
     written: int = 0
     count: int = 0
     touches: Array | None = None
+
+
+def register_uses(source: Instruction, operation: Operation) -> tuple[list[int], Array]:
+    """The registers that an instruction reads, and those that it makes whole, as `Program.uses` has them."""
+    written = {r.number for o in source.operands[: operation.destinations] for r in registers_of(o)}
+    if operation.in_place:
+        written.clear()
+    read: dict[int, None] = {}
+    for position, operand in enumerate(source.operands):
+        if position >= operation.destinations or isinstance(operand, Address | TensorAddress):
+            read.update(dict.fromkeys(r.number for r in registers_of(operand)))
+    return list(read), np.array(sorted(written), dtype=np.intp)
 
 
 def mask_bits(mask: Array) -> Array:
@@ -144,7 +158,8 @@ class Machine:
         self.bulk = BulkCopies(self)
         self.registers = RegisterPool(self)
         self.wgmma = WgmmaQueues(self)
-        self.slots = [self._bind(i, o) for i, o in zip(kernel.instructions, program.operations, strict=True)]
+        decoded = zip(kernel.instructions, program.operations, program.uses, strict=True)
+        self.slots = [self._bind(i, o, *uses) for i, o, uses in decoded]
         self.wgmma.watch()
 
     def describe(self, line: int) -> str:
@@ -176,21 +191,14 @@ class Machine:
 
     # Binding
 
-    def _bind(self, source: Instruction, operation: Operation) -> Slot:
-        written = {r.number for o in source.operands[: operation.destinations] for r in registers_of(o)}
-        if operation.in_place:
-            written.clear()
-        read: dict[int, None] = {}
-        for position, operand in enumerate(source.operands):
-            if position >= operation.destinations or isinstance(operand, Address | TensorAddress):
-                read.update(dict.fromkeys(r.number for r in registers_of(operand)))
+    def _bind(self, source: Instruction, operation: Operation, read: list[int], written: Array) -> Slot:
         guard = None if source.guard is None else self.banks[1][source.guard[0].index]
         return Slot(
             source,
             operation,
             operation.bind(self),
-            list(read),
-            np.array(sorted(written), dtype=np.intp),
+            read,
+            written,
             guard,
             -1 if source.guard is None else source.guard[0].number,
             source.guard is not None and source.guard[1],
