@@ -118,24 +118,34 @@ class Artefact:
                 lacking = [name for name in missing.variants if name not in self.supplied]
                 if self.supply is None or not lacking:
                     raise
-                self.add_variant(lacking[0])
+                if not self.add_variant(lacking[0]):
+                    self.supplied.update(VARIANTS)  # its kernels are for dense tensors only
+                    raise
 
-    def add_variant(self, name: str) -> None:
-        """Have a variant compiled and add its kernels: to each launch what takes other tensors, in the order of preference."""
+    def add_variant(self, name: str) -> bool:
+        """Have a variant compiled and add its kernels, in the order of preference, to the launches that have it; whether any
+        has. What was added before is not added again."""
         if self.supply is None or name in self.supplied:
-            return
+            return False
         other = self.supply(name)
         self.supplied.add(name)
         renamed = {image: f"{image}_{name}" for image in other.images}
+        added = 0
         for entry_name, entry in other.entries.items():
             for launch, extra in zip(self.entries[entry_name]["launches"], entry["launches"], strict=True):
+                if extra.get("variant") != name:
+                    continue
+                added += 1
                 extra = cast(LaunchSpec, {**extra, "image": renamed[extra["image"]]})
                 others = [*launch.get("otherwise", []), extra]
                 launch["otherwise"] = sorted(others, key=_rank)
+        if not added:
+            return False
         self.images.update({renamed[image]: content for image, content in other.images.items()})
         self.resources.update(other.resources)
         for kernel, notes in other.kernels.items():
             self.kernels[kernel] = {**notes, "image": renamed[notes["image"]]}
+        return True
 
     def _is_useful(self, name: str) -> bool:
         """Whether the sizes that are known let any launch take a kernel of a variant."""

@@ -97,13 +97,13 @@ def assemble(ptx: str, target: str, opt_level: int = 3, allow: frozenset[str] = 
     return Assembled(cubin, kernels, messages)
 
 
-def assemble_in_registers(ptx: str, target: str, opt_level: int = 3) -> Assembled:
+def assemble_in_registers(ptx: str, target: str, opt_level: int = 3, allow: frozenset[str] = frozenset()) -> Assembled:
     """As `assemble`, but text that spills at `opt_level` is assembled with -O1, which keeps the order of its instructions,
-    and with it the registers that the order was made for. Raises `EmmyError` if it spills there too."""
+    and with it the registers that the order was made for. Raises `EmmyError` if it spills there too, unless `allow` has it."""
     found = assemble(ptx, target, opt_level, allow=frozenset({"spills"}))
     if not any(kernel.spill_store_bytes + kernel.spill_load_bytes for kernel in found.kernels.values()):
         return found
-    return assemble(ptx, target, min(opt_level, 1))
+    return assemble(ptx, target, min(opt_level, 1), allow)
 
 
 def resources(assembled: Assembled, dynamic_shared: Mapping[str, int] | None = None) -> dict[str, dict[str, int]]:

@@ -135,10 +135,14 @@ class CompiledModule(Module):
     def assembled(self) -> dict[str, Assembled]:
         """Each image assembled; at -O1 what spills at its schedule's level, unless the caller asked for a level.
 
-        Raises `EmmyError` without ptxas, and for spills and ignored instructions.
+        Raises `EmmyError` without ptxas, and for ignored instructions and spills; but variants that take what the preferred
+        one does not may spill: they are there so that every call has an answer.
         """
         run = assemble_in_registers if self.options.opt_level is None else assemble
-        return {image: run(self.image_ptx(image), self.target, level) for image, (level, _) in self.images.items()}
+        allow = frozenset({"spills"} if self.options.variants != (PREFERRED,) else ())
+        return {
+            image: run(self.image_ptx(image), self.target, level, allow) for image, (level, _) in self.images.items()
+        }
 
     # ---- its artefacts -----------------------------------------------------------------------------------------------
 

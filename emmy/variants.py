@@ -80,13 +80,11 @@ def schedule_of(variant: Variant, schedule: Schedule, hybrid: bool) -> Schedule:
     if variant.layout == "dense" or variant.align == 16:
         return schedule
     narrow = variant.layout == "any" or variant.align < 4
-    if not narrow and schedule.transport == "cp_async" and schedule.roles == "unified":
-        return schedule
     largest = NARROW_BLOCK if narrow else WIDE_BLOCK
     block = tuple(min(size, most) for size, most in zip(schedule.block, largest, strict=True))
     return Schedule(
         block=block,
-        warps=tuple(2 if size % 32 == 0 else 1 for size in block[:2]),
+        warps=(2 if block[0] % 32 == 0 else 1, next((n for n in (4, 2) if block[1] % (32 * n) == 0), 1)),
         stages=min(schedule.stages, MOST_STAGES),
         transport="cp_async",
         raster=schedule.raster,
