@@ -126,6 +126,8 @@ class Schedule:
             return (
                 f"atom = {WARPGROUP_ATOM} wants warps in fours along M and 16 rows for each, "
                 f"got {self.block[0]} rows for {self.warps[0]} warps"
+        if self.atom == WARPGROUP_ATOM and self.transport not in ("auto", "tma"):
+            return f"atom = {WARPGROUP_ATOM} reads what TMA has written, and transport is {self.transport}"
             )
         if self.promote % 16 or self.promote < 0:
             return f"promote is a multiple of 16 elements, got {self.promote}"
@@ -359,6 +361,29 @@ def _transported(target: str, candidates: tuple[Candidate, ...]) -> tuple[Candid
     """The candidates with the target's transport by name; `auto` where that is TMA, so that any tensor is legal."""
     word = "auto" if AUTO_TRANSPORT[target] == "tma" else AUTO_TRANSPORT[target]
     delay = 0 if word == "auto" else None
+# Products of warpgroups, which all rows below do in the same way: a producer warpgroup, two that multiply 64 rows each (one
+# for tiles of 64 rows), the result staged in parts of 64 columns while the next tile's operands arrive. Rates are relative to
+# those of mma.sync above; 256, 320 and 192 columns are measured on an H200 (docs/measurements.md), the others are guessed.
+_WGMMA = Schedule(
+    atom=WARPGROUP_ATOM, warps=(8, 1), roles="specialized", persistent=1, store_columns=64, fragments=1, prefetch=0
+)
+_LARGE_SHARED_WGMMA = tuple(
+    Candidate(replace(_WGMMA, block=(rows, columns, 64), warps=(rows // 16, 1), stages=stages), rate)
+    for rows, columns, stages, rate in (
+        (128, 256, 4, 1.45),
+        (128, 320, 3, 1.45),
+        (128, 192, 4, 1.43),
+        (128, 192, 3, 1.4),
+        (128, 128, 6, 1.3),
+        (128, 128, 4, 1.25),
+        (128, 64, 8, 1.0),
+        (64, 256, 4, 1.2),
+        (64, 128, 7, 1.0),
+        (64, 64, 8, 0.7),
+    )
+)
+
+
     return tuple(
         replace(c, schedule=replace(c.schedule, transport=word, delay=c.schedule.delay if delay is None else delay))
         for c in candidates
@@ -370,7 +395,7 @@ CANDIDATES: dict[str, tuple[Candidate, ...]] = {
     for target, candidates in (
         ("sm_80", _LARGE_SHARED),
         ("sm_89", _SMALL_SHARED),
-        ("sm_90a", _LARGE_SHARED_TMA),
+        ("sm_90a", _LARGE_SHARED_WGMMA + _LARGE_SHARED_TMA),
         ("sm_120a", _SMALL_SHARED),
     )
 }
@@ -443,7 +468,16 @@ def choose_schedule(
     if legal:
         best = min(legal, key=time).schedule
         # Partial sums that a loop carries leave no registers for the next slot's first fragments.
-        return replace(best, prefetch=0) if partial >= 2 * best.block[2] else best
-    smallest = candidates[-1].schedule
-    fewer = [replace(smallest, stages=stages) for stages in range(smallest.stages, 0, -1)]
+        return asked(replace(schedule, prefetch=0) if partial >= 2 * schedule.block[2] else schedule)
+
+    candidates = (HYBRID_CANDIDATES if partial else CANDIDATES)[target.name]
+    # A row is about its atom: with another one it would be another row.
+    rows_of = [c for c in candidates if complete(c.schedule).atom == c.schedule.atom] or candidates
+    legal = [c for c in rows_of if partial >= c.least_partial and fits(complete(c.schedule))]
+    # What is asked for may spill in any row; ptxas has the last word on that.
+    kept = [c for c in legal if not _spills(complete(c.schedule), target, partial, wide)] or legal
+    if kept:
+        return complete(min(kept, key=time).schedule)
+    smallest = rows_of[-1].schedule
+    fewer = [complete(replace(smallest, stages=stages)) for stages in range(smallest.stages, 0, -1)]
     return next((schedule for schedule in fewer if fits(schedule)), fewer[-1])

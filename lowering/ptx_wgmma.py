@@ -16,7 +16,7 @@ from xdsl.dialects.builtin import i64
 from xdsl.ir import SSAValue
 
 from emmy.dialects import mma
-from emmy.dialects.ptx import WgmmaForm, WgmmaMmaAsyncOp, WgmmaWaitGroupOp
+from emmy.dialects.ptx import ConstantOp, WgmmaForm, WgmmaMmaAsyncOp, WgmmaWaitGroupOp
 from emmy.errors import EmmyError
 from emmy.layout.descriptor import MatrixDescriptor, matrix_descriptor
 from emmy.layout.shared import CHUNK_BYTES, SharedLayout
@@ -54,6 +54,11 @@ class InPlace:
 def descriptor_of(layout: SharedLayout, transposed: bool, extent: int, at: tuple[int, int]) -> MatrixDescriptor:
     """`matrix_descriptor`, kept: each k-step of each kernel asks for it."""
     return matrix_descriptor(layout.layout, layout.swizzle, layout.element_bytes, transposed, extent, at)
+
+
+def is_zero(register: SSAValue) -> bool:
+    """Whether a register holds a known 0 (of f16 pairs, too): then the old sums are left out, and need no registers."""
+    return isinstance(register.owner, ConstantOp) and register.owner.value.value.data == 0
 
 
 class WarpgroupProducts:
@@ -117,6 +122,7 @@ class WarpgroupProducts:
             shape_of(op.a.type).dtype,
             shape_of(op.b.type).dtype,
             a_registers=not isinstance(a, InPlace),
+            scale_d="zero" if all(map(is_zero, c)) else "one",
             transpose_a=isinstance(a, InPlace) and a.transposed,
             transpose_b=b.transposed,
         )
@@ -126,7 +132,8 @@ class WarpgroupProducts:
         each, sums = form.registers, Registers()
         for part in range(columns // width):
             right = self.described(b, width, part * width)
-            made = WgmmaMmaAsyncOp.make(form, left, right, c[part * each : (part + 1) * each])
+            old = c[part * each : (part + 1) * each] if form.scale_d == "one" else []
+            made = WgmmaMmaAsyncOp.make(form, left, right, old)
             self.builder.add_op(made)
             sums += made.results
         return sums

@@ -23,7 +23,7 @@ OPERANDS = (mma.LoadOp, async_copy.WaitOp, async_copy.SlotOp)
 
 @dataclass(frozen=True)
 class IssueProducts(ModulePass):
-    """Contract: in kernels whose schedule's atom is `wgmma` no `mma.mma` is left.
+    """Contract: in kernels whose schedule's atom is `wgmma` no `mma.mma` of tiles in shared memory is left.
 
     Accepts kernels of `lower-tile` in which each warp has 16 rows of every product, and four warps of a warpgroup stand one
     below the other: their rows are the 64 of an instruction, and a warp's share of its sums lies in registers exactly as
@@ -32,7 +32,8 @@ class IssueProducts(ModulePass):
     Guarantees: operand b is read in place, a in place or, where it was computed, from registers. The products of a block
     that follow each other, with nothing but the loads of their operands between, are one group: `mma.fence`, an
     `mma.issue` each, `mma.commit`, `mma.wait 0`. The wait stands before anything else that uses a sum and before the release
-    of a slot that a product reads, so sums in flight are touched by nothing (`mma.issue` verifies it).
+    of a slot that a product reads, so sums in flight are touched by nothing (`mma.issue` verifies it). A product whose
+    operand b is not in shared memory (of a tile that is computed again) stays an `mma.mma`.
     Hybrid sums are an EmmyError, since their partial sums would be waited for one by one.
 
     Before:                                                 After:
@@ -77,7 +78,7 @@ def issue_block(block: Block) -> None:
     """Rewrite the products of one block."""
     group = Group()
     for op in list(block.ops):
-        if isinstance(op, mma.MmaOp):
+        if isinstance(op, mma.MmaOp) and isinstance(op.b.owner, mma.LoadOp):
             issue(op, group)
         elif group.sums and group.touches(op):
             wait(block, op, group)
@@ -99,10 +100,6 @@ def issue(op: mma.MmaOp, group: Group) -> None:
         if isinstance(load, mma.LoadOp):
             group.slots.add(load.slot)
             op.operands[number] = in_place(load, op, emit)
-        elif number == 1:
-            raise EmmyError(
-                "atom = wgmma reads operand b from shared memory, and this one is computed", location_of(op)
-            )
     new = emit(mma.IssueOp(op.a, op.b, op.c))
     new.result.name_hint = op.result.name_hint
     if op.c in group.sums:

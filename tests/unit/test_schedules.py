@@ -1,5 +1,7 @@
 """Schedules: what a target can run, and which one a product starts from."""
 
+from dataclasses import replace
+
 import pytest
 
 import emmy
@@ -94,25 +96,36 @@ def test_every_candidate_runs_on_its_target(target):
         assert problem_on_target(candidate.schedule, TARGETS[target]) is None
         # 64 x 64 elements a warp is what the register file holds with double-buffered fragments.
         assert candidate.schedule.block[0] // candidate.schedule.warps[0] <= 64
-        assert candidate.schedule.block[1] // candidate.schedule.warps[1] <= 64
+        # (A warpgroup's products read theirs from shared memory.)
+        assert candidate.schedule.block[1] // candidate.schedule.warps[1] <= 64 or candidate.schedule.atom == "wgmma"
     assert CANDIDATES[target][0].rate == max(candidate.rate for candidate in CANDIDATES[target])
 
 
 @pytest.mark.parametrize(
     ("m", "n", "batch", "block"),
     [
-        (None, 4096, 1, (128, 128, 64)),  # `?` rows are many
-        (None, None, None, (128, 128, 64)),
-        (4096, 4096, 1, (128, 128, 64)),
-        (4096, 3840, 1, (128, 192, 64)),  # whole waves
+        (None, 4096, 1, (128, 256, 64)),  # `?` rows are many
+        (None, None, None, (128, 256, 64)),
+        (4096, 4096, 1, (128, 256, 64)),
+        (4096, 3840, 1, (128, 320, 64)),  # whole waves
         (256, 256, 1, (64, 64, 64)),  # 16 CTAs rather than 2
-        (256, 256, 256, (128, 128, 64)),  # a batch makes up for it
+        (256, 256, 256, (128, 256, 64)),  # a batch makes up for it
         (None, 64, 1, (128, 64, 64)),  # no column of the tile is wasted
-        (0, 64, 1, (128, 128, 64)),  # nothing to do: any
+        (0, 64, 1, (128, 256, 64)),  # nothing to do: any
     ],
 )
 def test_choice_by_waves(m, n, batch, block):
     assert choose_schedule(H200, m, n, batch).block == block
+
+
+@pytest.mark.parametrize(
+    ("m", "n", "block"),
+    [(4096, 4096, (128, 128, 64)), (4096, 3840, (128, 192, 64)), (256, 256, (64, 64, 64)), (None, 64, (128, 64, 64))],
+)
+def test_a_row_of_another_atom_is_another_row(m, n, block):
+    """With mma.sync the tiles are those of mma.sync, not a warpgroup's tile with another atom."""
+    schedule = choose_schedule(H200, m, n, asked=lambda schedule: replace(schedule, atom="m16n8k16"))
+    assert (schedule.block, schedule.roles) == (block, "unified")
 
 
 def test_an_f32_result_takes_a_tile_that_can_be_staged():
@@ -153,7 +166,7 @@ def assign(pin, policy="f32", **options):
             "promote = 64 is more than the policy's max_k = 32",
         ),
         ("", "f32", {"block_m": 100}, "block is three positive multiples of 16 (M, N, K), got [100, 64, 64]"),
-        ("", "f32", {"warps_n": 8}, "block[1] = 64 does not split over 8 warps in multiples of 16"),
+        ("", "f32", {"block_n": 64, "warps_n": 8}, "block[1] = 64 does not split over 8 warps in multiples of 16"),
         ("", "f32", {"transport": "pigeon"}, "transport is one of auto, cp_async, plain, tma, got 'pigeon'"),
         ("", "f32", {"stages": 16, "block_k": 256}, "a CTA of sm_90a has 232448; reduce block or stages"),
     ],
