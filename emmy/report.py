@@ -14,6 +14,7 @@ from typing import Any
 
 from emmy.artefact import Artefact, Expression, LaunchSpec
 from emmy.assemble import Occupancy, find_tool, main_loop_mix, occupancy, sass
+from emmy.binding import BoundCall
 from emmy.targets import get_target
 
 SHOWN_OPCODES = 10
@@ -30,7 +31,8 @@ class KernelReport:
     None where no assembler ran. grids: CTAs of each launch, as expressions over the arguments' sizes. occupancy: CTAs and
     warps an SM holds at a time. main_loop: SASS opcode -> count, most frequent first; None without cubin or nvdisasm.
     ptx_instructions: of the whole kernel. schedule: its fields; reason: why these. copies: how each field of a ring is moved
-    (`tma`, `cp_async`, `plain`), which a schedule's `transport = auto` leaves to the tensors.
+    (`tma`, `cp_async`, `plain`), which a schedule's `transport = auto` leaves to the tensors. variant: its name in
+    `emmy.variants`, None for kernels that have none; takes: how the tensors of a call must lie for this kernel.
     """
 
     name: str
@@ -47,6 +49,8 @@ class KernelReport:
     schedule: dict[str, Any] | None
     reason: str | None
     copies: dict[str, str] | None
+    variant: str | None
+    takes: str | None
 
     def __str__(self) -> str:
         rows = [("launch", f"{' and '.join(self.grids) or 'no'} CTAs of {self.threads} threads")]
@@ -70,6 +74,8 @@ class KernelReport:
             rows.append(("reason", self.reason))
         if self.copies:
             rows.append(("copies", ", ".join(f"{field} by {transport}" for field, transport in self.copies.items())))
+        if self.takes:
+            rows.append(("takes", self.takes + (f" (variant {self.variant})" if self.variant else "")))
         return "\n".join([self.name, *(f"  {label:10} {text}" for label, text in rows)])
 
 
@@ -92,8 +98,9 @@ def make_report(artefact: Artefact) -> Report:
     """The report of every kernel that an artefact holds. Raises `EmmyError` for a cubin that cannot be read."""
     launches: dict[str, list[LaunchSpec]] = {}
     for entry in artefact.entries.values():
-        for launch in entry["launches"]:
-            launches.setdefault(launch["kernel"], []).append(launch)
+        for first in entry["launches"]:
+            for launch in (first, *first.get("otherwise", [])):
+                launches.setdefault(launch["kernel"], []).append(launch)
     listings: dict[str, str | None] = {}
     names = dict.fromkeys([*artefact.kernels, *launches])
     return Report(artefact.target, tuple(_kernel(artefact, name, launches.get(name, []), listings) for name in names))
@@ -127,7 +134,32 @@ def _kernel(artefact: Artefact, name: str, launches: list[LaunchSpec], listings:
         schedule=notes.get("schedule"),
         reason=notes.get("reason"),
         copies=notes.get("copies"),
+        variant=next((launch["variant"] for launch in launches if "variant" in launch), None),
+        takes="; ".join(dict.fromkeys(show_wants(launch) for launch in launches)) or None,
     )
+
+
+def show_wants(launch: LaunchSpec) -> str:
+    """What a launch's kernel wants of its tensors, in words: `a, b: row-major, at multiples of 16 bytes`."""
+    names: dict[str, list[str]] = {}
+    for name, wanted in launch.get("wants", {}).items():
+        strides = wanted.get("strides")
+        words = ["row-major" if strides is None else "any strides" if strides[-1] is None else "rows without gaps"]
+        if "align" in wanted:
+            words.append(f"at multiples of {wanted['align']} bytes")
+        if "rows" in wanted:
+            words.append(f"rows and strides of whole {wanted['rows']} bytes")
+        names.setdefault(", ".join(words), []).append(name)
+    return "; ".join(f"{', '.join(tensors)}: {words}" for words, tensors in names.items())
+
+
+def show_choice(call: BoundCall) -> list[str]:
+    """Which kernels a call runs, a line each, and why not those that are preferred to them."""
+    lines: list[str] = []
+    for launch in call.launches:
+        reasons = "; ".join(f"{kernel}: {reason}" for kernel, reason in launch.passed_over)
+        lines.append(launch.kernel + (f", not {reasons}" if reasons else ""))
+    return lines
 
 
 def _grid(launch: LaunchSpec) -> str:

@@ -11,6 +11,7 @@ from emmy.assemble import require_tool
 from emmy.compiler import CompiledModule, compile
 from emmy.errors import EmmyError
 from emmy.files import write_file
+from emmy.variants import PREFERRED, VARIANTS, parse_variants
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -31,6 +32,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add("--dump-ir", metavar="DIR", help="write the text after every pass into DIR")
     add("--entry", metavar="NAME", help="compile this function only")
+    add(
+        "--variants",
+        metavar="NAMES",
+        default=PREFERRED,
+        help=f"lower kernels for tensors that lie otherwise too: all, or some of {', '.join(VARIANTS)} "
+        "(default: dense; an artefact folder has all)",
+    )
     add_report_option(parser)
     add_compile_options(parser)
 
@@ -69,6 +77,7 @@ def run(args: argparse.Namespace) -> int:
         dump_ir=args.dump_ir,
         opt_level=args.opt_level,
         entry=args.entry,
+        variants=parse_variants(args.variants),
     )
     print_remarks(module)
     if args.output is not None:

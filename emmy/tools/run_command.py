@@ -10,11 +10,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from emmy.artefact import DTYPE_NAMES, Array, run_on_emulator
+from emmy.artefact import DTYPE_NAMES, Array, numpy_info, run_on_emulator
 from emmy.compiler import CompiledModule, compile
 from emmy.errors import EmmyError
 from emmy.module import runs_on_gpu
 from emmy.progress import Progress
+from emmy.report import show_choice
 from emmy.tools.compile_command import add_compile_options, add_report_option, print_remarks, print_report
 from emmy.tools.inputs import choose_entry, flops, parse_shapes, random_arrays, resolve_shapes
 
@@ -72,7 +73,12 @@ def run(args: argparse.Namespace) -> int:
     results = run_on_gpu(module, entry, arrays) if on_gpu else emulate(module, entry, arrays, work)
     for buffer, result in zip(spec["results"], results, strict=True):
         print(f"{buffer['name']}: {describe(result)}")
+    # Arrays are copied to the GPU, to aligned memory; in the emulator they stay where they are.
+    infos = [numpy_info(array, placed=not on_gpu) for array in arrays]
+    for line in show_choice(module.portable_artefact.bind(entry, infos)):
+        print(f"kernel: {line}")
     if args.report:
+        module.artefact.bind(entry, infos)  # with the variants that this call takes
         print_report(module, args.report)
     if not args.check:
         return 0
