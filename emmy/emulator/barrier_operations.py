@@ -77,7 +77,7 @@ def decode_async_fence(spelling: Spelling) -> Operation:
         def execute(low: int, high: int, mask: Array | None) -> None:
             for warp, bits in enumerate(machine.lane_bits(low, high, mask), low):
                 if bits:
-                    machine.mbarriers.show_to_async_proxy(warp, bits)
+                    machine.mbarriers.show_to_async_proxy(warp, bits, init)
                 if bits and not init:
                     machine.clocks.fence_async(warp, bits, int(machine.live_bits[warp]))
 

@@ -93,7 +93,8 @@ class MBarrier:
     """One mbarrier object: `pending` arrivals and `tx` bytes outstanding in the current phase.
 
     agent: its component of the clocks, in which an epoch is the number of phases completed. seen: phases that some warp
-    waited for. async_visible: a fence after its initialisation lets TMA use it.
+    waited for. async_visible: a fence after its initialisation lets TMA use it. fenced: that was fence.mbarrier_init, whose
+    effect a relaxed arrival at the cluster's barrier carries to other warps. shown: the warps that learnt of it so.
     """
 
     count: int
@@ -109,6 +110,8 @@ class MBarrier:
     tx: int = 0
     seen: int = 0
     async_visible: bool = False
+    fenced: bool = False
+    shown: set[int] = field(default_factory=set[int])
 
 
 class MBarriers:
@@ -146,11 +149,18 @@ class MBarriers:
         self.created += 1
         self.objects[address] = MBarrier(count, count, line, warp, lane, epoch, agent, none, none)
 
-    def show_to_async_proxy(self, warp: int, lanes: int) -> None:
-        """fence.mbarrier_init or fence.proxy.async: TMA may use the mbarriers that these lanes initialised."""
+    def show_to_async_proxy(self, warp: int, lanes: int, init: bool) -> None:
+        """fence.mbarrier_init (init) or fence.proxy.async: TMA may use the mbarriers that these lanes initialised."""
         for barrier in self.objects.values():
             if barrier.warp == warp and lanes >> barrier.lane & 1:
                 barrier.async_visible = True
+                barrier.fenced = barrier.fenced or init
+
+    def show_to_cluster(self, warp: int) -> None:
+        """A warp passes the cluster's barrier: it knows of every mbarrier that was initialised and fenced before that."""
+        for barrier in self.objects.values():
+            if barrier.fenced:
+                barrier.shown.add(warp)
 
     def invalidate(self, address: int, warp: int, lane: int) -> None:
         self.find(address, warp, lane)
@@ -165,7 +175,7 @@ class MBarriers:
             raise Fault(f"no mbarrier was initialised at shared address {address:#x}", warp, lane)
         clocks = self.machine.clocks
         own = barrier.warp == warp and barrier.lane == lane
-        if not own and not clocks.knows(warp, 1 << lane, barrier.warp, barrier.epoch):
+        if not own and warp not in barrier.shown and not clocks.knows(warp, 1 << lane, barrier.warp, barrier.epoch):
             raise Fault(
                 f"race: uses the mbarrier at {address:#x} without order after its initialisation by warp "
                 f"{barrier.warp} at {self.machine.describe(barrier.line)}",

@@ -71,6 +71,7 @@ class ClusterBarrier:
         self.arrived_in[warp] = None
         live = int(machine.live_bits[warp])
         machine.clocks.acquire(warp, live, live, self.done)
+        machine.mbarriers.show_to_cluster(warp)
 
     def report(self) -> list[str]:
         machine = self.machine

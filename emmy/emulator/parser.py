@@ -38,6 +38,7 @@ _TOKEN = re.compile(
     |(?P<word>[.%A-Za-z_$][\w$.%]*(?:::[\w$.]+)*)|(?P<string>"[^"]*")|(?P<mark>[\[\]{}(),;:@!<>=+|-])""",
     re.VERBOSE | re.DOTALL,
 )
+_MOST_TEXT = 150  # characters of a line in a report
 _DEBUG_LINE = re.compile(r"^[ \t]*\.(?:loc|file)\b[^\n]*$", re.MULTILINE)
 _LIMITS = {f".{name}": name for name in ("maxntid", "reqntid", "minnctapersm", "maxnreg", "reqnctapercluster")}
 _DIMENSIONS = ("x", "y", "z")
@@ -214,6 +215,11 @@ class Parser:
         return Module((int(version[1]), int(version[2])), target)
 
 
+def _shortened(text: str) -> str:
+    """A line for a report: of a wgmma, with its hundreds of registers, the beginning and the end."""
+    return text if len(text) <= _MOST_TEXT else f"{text[: _MOST_TEXT - 40]} ... {text[-30:]}"
+
+
 class _Body:
     """The statements of one kernel, with the stack of scopes for registers and labels."""
 
@@ -286,7 +292,7 @@ class _Body:
             token = p.next()
         if token.kind != "word":
             p.fail(f"expected an instruction before `{token.text}`", token.line)
-        instruction = Instruction(line, p.lines[line - 1].strip(), token.text, (), guard)
+        instruction = Instruction(line, _shortened(p.lines[line - 1].strip()), token.text, (), guard)
         operands: list[Operand | _Reference] = []
         while not p.accept(";"):
             if operands:

@@ -219,7 +219,7 @@ class Scheduler:
 
     def _deadlock(self) -> EmulatorError:
         machine = self.machine
-        what = f"CTA {machine.cluster.index[0]}" if machine.ctas == 1 else f"the cluster of {machine.cluster.index}"
+        what = f"{'' if machine.ctas == 1 else 'the cluster of '}CTA {machine.cluster.index[0]}"
         lines = [f"deadlock in {what} of {machine.kernel.name}: no warp can run"]
         first = 0
         for warp in range(machine.warps):
