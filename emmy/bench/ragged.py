@@ -2,6 +2,7 @@
 
     300 cases      sizes up to 5,000, row strides beyond the row, bases on any element, transposed and repeated operands, inner
                    strides above 1; operands transposed at level 1; batches; f16 and bf16; f32 and hybrid sums
+    10 cases       small ones for compute-sanitizer (`emmy.bench.run --one "small 0 f16"`): each variant of a kernel, some twice
     3 cases        more than 2^31 elements in the result, in an operand, and between an operand's first and last element
 
 A few artefacts with `?` for every size serve all of them. Everything around and between the elements is NaN.
@@ -11,11 +12,11 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from emmy.bench.cases import Case
-from emmy.bench.layouts import Layout
+from emmy.bench.layouts import Layout, dense
 
 SEED, CASES = 20261129, 300
 MOST = 5000
@@ -68,11 +69,12 @@ KINDS = (
 
 def ragged_cases() -> Iterator[tuple[Kind, Case]]:
     """All cases with the artefacts that they call."""
+    yield from huge_cases()
+    yield from small_cases()
     chance = random.Random(SEED)
     for number in range(CASES):
         kind = chance.choice(KINDS)
         yield kind, draw_case(chance, kind, number)
-    yield from huge_cases()
 
 
 def draw_case(chance: random.Random, kind: Kind, number: int) -> Case:
@@ -114,9 +116,12 @@ GRANULES = (8, 8, 8, 4, 2, 1)
 """Elements that divide strides and offset of a drawn layout: 16-byte copies are legal with 8 of them only."""
 
 
-def draw_layout(chance: random.Random, shape: list[int]) -> tuple[str, Layout]:
-    """A word for how the elements lie, and the layout."""
-    granule = chance.choice(GRANULES)
+def draw_layout(
+    chance: random.Random, shape: list[int], granule: int | None = None, how: float | None = None
+) -> tuple[str, Layout]:
+    """A word for how the elements lie, and the layout. `granule`: of `GRANULES`; `how`: from 0 to 1, below 0.65 for rows."""
+    granule = chance.choice(GRANULES) if granule is None else granule
+    how = chance.random() if how is None else how
     rows, columns = shape[-2:]
 
     def padded(least: int) -> int:
@@ -126,7 +131,6 @@ def draw_layout(chance: random.Random, shape: list[int]) -> tuple[str, Layout]:
         return (padded(extent),) if len(shape) == 3 else ()
 
     offset = chance.choice((0, granule * chance.randint(0, 63 // granule)))
-    how = chance.random()
     if how < 0.65:
         row = padded(columns)
         return f"rows/{granule}", Layout((*rest(rows * row), row, 1), offset)
@@ -144,6 +148,27 @@ def draw_layout(chance: random.Random, shape: list[int]) -> tuple[str, Layout]:
 def layout_fields(layout: Layout) -> dict[str, Any]:
     """As `Case.layouts` has it."""
     return {"strides": list(layout.strides), "offset": layout.offset}
+
+
+SMALL = ((8, 0.0), (4, 0.0), (2, 0.0), (1, 0.0), (8, 0.7), (1, 0.7), (1, 0.9), (8, 0.95), (1, 0.0))
+"""(granule, how) of layouts: what 16-byte copies take, narrower ones, transposed, with steps, repeated."""
+
+
+def small_cases() -> Iterator[tuple[Kind, Case]]:
+    """Sizes up to 300: one dense product, then one for each of `SMALL`."""
+    chance, kinds = random.Random(SEED + 1), [kind for kind in KINDS if kind.dtype == "f16" and not kind.batched]
+    for number, (granule, how) in enumerate(((8, None), *SMALL)):
+        kind = kinds[number % len(kinds)]
+        m, n, k = (-(-chance.randint(1, 300) // granule) * granule for _ in range(3))
+        shapes = kind.shapes(1, m, n, k)
+        layouts = {
+            name: layout_fields(dense(shape) if how is None else draw_layout(chance, shape, granule, how)[1])
+            for name, shape in shapes.items()
+        }
+        case = Case(
+            kind.artefact, "matmul", shapes, name=f"small {number} f16", seed=number, time=False, layouts=layouts
+        )
+        yield kind, replace(case, policy=kind.policy, suite="ragged")
 
 
 def huge_cases() -> Iterator[tuple[Kind, Case]]:

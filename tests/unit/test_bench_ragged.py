@@ -82,6 +82,9 @@ def test_the_suite_covers_what_it_says():
     assert {kind.artefact for kind, _ in cases} == {kind.artefact for kind in KINDS}
     assert max(size for case in drawn for shape in case.shapes.values() for size in shape) <= MOST
     assert {case.data for case in drawn} == {"normal", "integers"}
+    small = [case for _, case in cases if case.name.startswith("small")]
+    assert [case.name for case in small] == [f"small {number} f16" for number in range(10)]
+    assert all(case.layouts is not None for case in small)
     huge = {case.name.split()[1]: case for _, case in cases if case.name.startswith("huge")}
     rows, columns = huge["result"].shapes["a"][0], huge["result"].shapes["b"][0]
     assert rows * columns > 2**31
