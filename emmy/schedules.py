@@ -6,6 +6,7 @@ so are the schedules that each target starts from.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 
 from emmy.targets import Target
@@ -122,12 +123,12 @@ class Schedule:
                 return f"{name} is 0 or a multiple of 8 from 24 to 256, got {registers}"
             if registers and self.roles == "unified":
                 return f"{name} belongs to roles = specialized"
+        if self.atom == WARPGROUP_ATOM and self.transport not in ("auto", "tma"):
+            return f"atom = {WARPGROUP_ATOM} reads what TMA has written, and transport is {self.transport}"
         if self.atom == WARPGROUP_ATOM and (self.warps[0] % 4 or self.block[0] != 16 * self.warps[0]):
             return (
                 f"atom = {WARPGROUP_ATOM} wants warps in fours along M and 16 rows for each, "
                 f"got {self.block[0]} rows for {self.warps[0]} warps"
-        if self.atom == WARPGROUP_ATOM and self.transport not in ("auto", "tma"):
-            return f"atom = {WARPGROUP_ATOM} reads what TMA has written, and transport is {self.transport}"
             )
         if self.promote % 16 or self.promote < 0:
             return f"promote is a multiple of 16 elements, got {self.promote}"
@@ -357,10 +358,6 @@ _SMALL_SHARED = _tiles(
 )
 
 
-def _transported(target: str, candidates: tuple[Candidate, ...]) -> tuple[Candidate, ...]:
-    """The candidates with the target's transport by name; `auto` where that is TMA, so that any tensor is legal."""
-    word = "auto" if AUTO_TRANSPORT[target] == "tma" else AUTO_TRANSPORT[target]
-    delay = 0 if word == "auto" else None
 # Products of warpgroups, which all rows below do in the same way: a producer warpgroup, two that multiply 64 rows each (one
 # for tiles of 64 rows), the result staged in parts of 64 columns while the next tile's operands arrive. Rates are relative to
 # those of mma.sync above; 256, 320 and 192 columns are measured on an H200 (docs/measurements.md), the others are guessed.
@@ -384,6 +381,10 @@ _LARGE_SHARED_WGMMA = tuple(
 )
 
 
+def _transported(target: str, candidates: tuple[Candidate, ...]) -> tuple[Candidate, ...]:
+    """The candidates with the target's transport by name; `auto` where that is TMA, so that any tensor is legal."""
+    word = "auto" if AUTO_TRANSPORT[target] == "tma" else AUTO_TRANSPORT[target]
+    delay = 0 if word == "auto" else None
     return tuple(
         replace(c, schedule=replace(c.schedule, transport=word, delay=c.schedule.delay if delay is None else delay))
         for c in candidates
@@ -426,14 +427,76 @@ HYBRID_CANDIDATES: dict[str, tuple[Candidate, ...]] = {
         Candidate(_LONG_HYBRID, 1.04, least_partial=128),
         Candidate(replace(_STEPS_HYBRID, unroll=2), 1.005, least_partial=64),
         Candidate(_STEPS_HYBRID, 1.0),
+        # Slice by slice over a depth of 64: 0.81 of the f32 kernel.
+        *(
+            replace(c, rate=0.93 * c.rate, schedule=replace(c.schedule, transport="auto"))
+            for c in _LARGE_SHARED_HYBRID[:2]
+        ),
         *_LARGE_SHARED_HYBRID[2:],
     ),
     "sm_120a": _SMALL_SHARED_HYBRID,
 }
 """The same for sums of the hybrid policy."""
 
+
+@dataclass(frozen=True)
+class Spill:
+    """Kernels that ptxas was seen to spill, in some layout of the operands: the table's choice is another row there.
+
+    copies: what fills the ring (words of `COPIES`). roles: one set of warps, or two. partial: elements of the shortest f16
+    partial sum that spills; 0 stands for all sums, f32 and f16 ones included.
+    """
+
+    block: tuple[int, int, int]
+    copies: tuple[str, ...]
+    roles: tuple[str, ...]
+    partial: int = 0
+
+    def meets(self, schedule: Schedule, copies: str, partial: int) -> bool:
+        """Whether it is about this schedule."""
+        return (
+            schedule.block == self.block
+            and copies in self.copies
+            and schedule.roles in self.roles
+            and partial >= self.partial
+        )
+
+
+COPIES = ("tma", "threads", "narrow")
+"""What fills a ring, as far as registers go: TMA; threads, 16 bytes at a time; threads, with less or by an unknown stride."""
+
+_BY_THREADS = COPIES[1:]
+_APART = ("specialized",)
+_TOGETHER = ("unified",)
+
+SPILLS: dict[str, tuple[Spill, ...]] = {
+    "sm_80": (Spill((128, 128, 64), _BY_THREADS, _TOGETHER, partial=128),),
+    "sm_89": (
+        Spill((128, 128, 64), _BY_THREADS, _TOGETHER, partial=128),
+        Spill((128, 256, 32), ("narrow",), _TOGETHER),
+    ),
+    # Of 12 warps, 4 of which copy, neither role has the registers that it needs, by a few bytes.
+    "sm_90a": (
+        Spill((128, 192, 64), _BY_THREADS, _APART),
+        Spill((128, 256, 64), _BY_THREADS, _APART),
+        Spill((128, 256, 64), ("tma",), _APART, partial=16),
+        Spill((128, 256, 128), COPIES, _APART),
+        Spill((128, 256, 128), _BY_THREADS, _TOGETHER),
+        Spill((128, 128, 64), _BY_THREADS, _TOGETHER, partial=128),
+    ),
+    "sm_120a": (
+        Spill((128, 256, 32), _BY_THREADS, _APART),
+        Spill((128, 256, 64), _BY_THREADS, _APART),
+    ),
+}
+"""Target name -> what spills there; `tests/unit/test_registers.py` assembles what is left."""
+
 UNKNOWN_SIZE = 65536
 """What a `?` dimension counts as: large enough that full waves decide."""
+
+
+def _as_it_is(schedule: Schedule) -> Schedule:
+    return schedule
 
 
 def choose_schedule(
@@ -443,11 +506,17 @@ def choose_schedule(
     batch: int | None = 1,
     epilogue: Epilogue = Epilogue(),
     partial: int = 0,
+    *,
+    asked: Callable[[Schedule], Schedule] = _as_it_is,
+    wide: bool = True,
+    f16_sums: bool = False,
 ) -> Schedule:
     """The candidate whose waves over the target's SMs take least time: waves x elements of a tile / rate.
 
     `m`, `n`: rows and columns of the result; `batch`: number of products; None for what is known at run time only.
-    `partial`: contraction elements that are summed in f16 at most, under the hybrid policy, else 0.
+    `partial`: contraction elements that are summed in f16 at most, under the hybrid policy, else 0. `asked`: sets the fields
+    that are not left to the table; a candidate must be legal, and keep within registers (`SPILLS`), with them. `wide`:
+    whether rows of the operands are known to be whole units of 16 bytes. `f16_sums`: whether accumulators are f16.
     Where the epilogue leaves no room for any candidate, the smallest tile is given, with as many stages as fit (at least 1).
     """
     rows, columns = (UNKNOWN_SIZE if size is None else size for size in (m, n))
@@ -461,12 +530,9 @@ def choose_schedule(
         return units * block_m * block_n / candidate.rate
 
     def fits(schedule: Schedule) -> bool:
-        return problem_on_target(schedule, target, epilogue) is None
+        return (schedule.problem() or problem_on_target(schedule, target, epilogue, f16_sums)) is None
 
-    candidates = (HYBRID_CANDIDATES if partial else CANDIDATES)[target.name]
-    legal = [c for c in candidates if partial >= c.least_partial and fits(c.schedule)]
-    if legal:
-        best = min(legal, key=time).schedule
+    def complete(schedule: Schedule) -> Schedule:
         # Partial sums that a loop carries leave no registers for the next slot's first fragments.
         return asked(replace(schedule, prefetch=0) if partial >= 2 * schedule.block[2] else schedule)
 
@@ -481,3 +547,10 @@ def choose_schedule(
     smallest = rows_of[-1].schedule
     fewer = [complete(replace(smallest, stages=stages)) for stages in range(smallest.stages, 0, -1)]
     return next((schedule for schedule in fewer if fits(schedule)), fewer[-1])
+
+
+def _spills(schedule: Schedule, target: Target, partial: int, wide: bool) -> bool:
+    """Whether ptxas was seen to spill such a kernel."""
+    transport = AUTO_TRANSPORT[target.name] if schedule.transport == "auto" else schedule.transport
+    copies = "narrow" if not wide else "tma" if transport == "tma" else "threads"
+    return any(spill.meets(schedule, copies, partial) for spill in SPILLS[target.name])

@@ -2,7 +2,8 @@
 
 Accepts: level 1. Guarantees: every `tensor_op.matmul` has `emmy.schedule`, and the target can run each of them. A schedule
 that stands in the text stays as it is; the others come from the target's table in `emmy.schedules`, by the number of waves
-of CTAs over its SMs (a `?` dimension counts as large). Options of the pass replace single fields of what the table gives.
+of CTAs over its SMs (a `?` dimension counts as large). Options of the pass replace single fields of what the table gives,
+and the table's choice is one that is legal with them, and that ptxas keeps in registers.
 
     %y = tensor_op.matmul %a, %b : (tensor<?x3840xf16>, tensor<3840x4096xf16>) -> tensor<?x4096xf16>
 becomes
@@ -51,7 +52,7 @@ SCALARS = (
     "promotion",
     "partials",
 )
-COUNTS_FROM_ZERO = ("delay", "prefetch", "persistent", "opt_level", "store_columns")
+COUNTS_FROM_ZERO = ("delay", "prefetch", "persistent", "opt_level", "store_columns", "stagger")
 """Fields for which 0 is a choice: their options are unset at -1."""
 
 
@@ -89,8 +90,9 @@ class AssignSchedule(ModulePass):
     promotion: str = ""
     partials: str = ""
     opt_level: int = -1
-
     store_columns: int = -1
+    stagger: int = -1
+
     def apply(self, ctx: Context, op: ModuleOp) -> None:
         target = get_target(self.target)
         epilogues: dict[Operation, Epilogue] = {}
@@ -111,10 +113,17 @@ class AssignSchedule(ModulePass):
         if pinned is None:
             *batch, m, n = tensor_type(matmul.result).get_shape()
             sizes = _static((m,)), _static((n,)), _static(batch)
-            schedule = choose_schedule(target, *sizes, epilogue, self.promote or policy.max_k.data)
-            if policy.overflow.data == "redo":
-                schedule = replace(schedule, unroll=1)  # the text already holds every product a second time
-            schedule = self.override(schedule)
+            # Where overflowed tiles are redone, the text already holds every product a second time.
+            redo = {"unroll": 1} if policy.overflow.data == "redo" else {}
+            schedule = choose_schedule(
+                target,
+                *sizes,
+                epilogue,
+                self.promote or policy.max_k.data,
+                asked=lambda schedule: self.override(replace(schedule, **redo)),
+                wide=all(_wide(operand) for operand in (matmul.a, matmul.b)),
+                f16_sums=policy.policy.data == "f16",
+            )
         elif isinstance(pinned, ScheduleAttr):
             schedule = pinned.data
         else:
@@ -189,6 +198,12 @@ def _spans(shape: Sequence[int], grid: Sequence[int]) -> tuple[bool, bool]:
     """Whether the tile of a tensor that broadcasts to `grid` has its rows and its columns."""
     padded = [1] * (len(grid) - len(shape)) + list(shape)
     return padded[-2] == grid[-2], padded[-1] == grid[-1]
+
+
+def _wide(operand: SSAValue) -> bool:
+    """Whether rows of a 16-bit operand are whole units of 16 bytes; `?` ones are, where this schedule's kernel is launched."""
+    columns = tensor_type(operand).get_shape()[-1]
+    return columns == DYNAMIC or columns % 8 == 0
 
 
 def _bytes(value: SSAValue) -> int:
