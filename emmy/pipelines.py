@@ -38,6 +38,7 @@ DEFAULT: tuple[Step, ...] = (
     Step("tensor_op", "assign-schedule", ("tensor_op.matmul",)),
     Step("tile", "lower-tensor-op", ("tensor_op.matmul", "tensor_op.map", "tensor_op.cast")),
     Step("tile", "persistent-grid", ("tile.grid",)),
+    Step("tile", "order-tiles", ("tile.dot",)),
     Step("level3", "lower-tile", ("tile.load", "tile.store")),
     Step("level3", "split-masks", ("mma.coord",)),
     Step("level3", "split-accumulation", ("mma.mma",)),

@@ -37,6 +37,7 @@ PASSES: dict[str, str] = {
     "allocate-shared": "emmy.passes.allocate_shared",
     "lower-raster": "emmy.passes.lower_raster",
     "persistent-grid": "emmy.passes.persistent_grid",
+    "order-tiles": "emmy.passes.order_tiles",
     "unroll-loops": "emmy.passes.unroll_loops",
     "lower-to-ptx": "emmy.lowering.level3_to_ptx",
 }

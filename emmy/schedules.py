@@ -17,6 +17,8 @@ EPILOGUES = ("shared", "direct")
 SITES = ("eager", "first")
 PROMOTIONS = ("auto", "convert", "identity")
 PARTIALS = ("auto", "slices", "steps")
+ORDERS = ("auto", "grid", "heavy")
+MASKS = ("loops", "guard")
 
 WARPGROUP_ATOM = "wgmma"
 """`atom` of products that four warps issue together, 64 rows of a block at a time and all its columns (sm_90a)."""
@@ -31,6 +33,8 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "sites": SITES,
     "promotion": PROMOTIONS,
     "partials": PARTIALS,
+    "order": ORDERS,
+    "masks": MASKS,
 }
 """Fields that hold one word, and the words."""
 
@@ -70,6 +74,8 @@ class Schedule:
     promote: contraction elements per f16 partial; 0 takes the policy's max_k.
     promotion: how a partial goes into the f32 sum: `convert` and add, or a product with an `identity`; `auto` takes the target's.
     partials: what order the products of a partial have (`split-accumulation`); `auto` takes what registers suffice for.
+    order: of tiles whose loops differ in length: as the grid numbers them, or the `heavy` ones first; `auto` is heavy.
+    masks: where iterations need them: `loops` of their own, or a `guard` in one loop (`split-masks`).
     opt_level: of ptxas.
     stagger: 1 to compute a product's operand k-step by k-step, each under the product of the step before (`stagger-products`).
     store_columns: columns of a result that are staged in shared memory at once, two such parts at a time; 0 for the whole tile.
@@ -95,6 +101,8 @@ class Schedule:
     promote: int = 0
     promotion: str = "auto"
     partials: str = "auto"
+    order: str = "auto"
+    masks: str = "loops"
     opt_level: int = 3
     stagger: int = 0
     store_columns: int = 0

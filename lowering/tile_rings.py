@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from xdsl.dialects import scf
+from xdsl.dialects import arith, scf
 from xdsl.ir import Block, BlockArgument, Operation, OpResult, SSAValue
 from xdsl.traits import is_side_effect_free
 
@@ -201,8 +201,11 @@ def _carry(result: Slice, loop: scf.ForOp, number: int) -> list[SSAValue]:
 
 
 def is_index_arithmetic(op: Operation) -> bool:
-    """Is an op pure, or a read of what no kernel writes while it runs, without tiles? Both halves may do it."""
-    return (is_side_effect_free(op) or isinstance(op, tile.ReadOp)) and not touches_tiles(op)
+    """Is an op pure, or a read of what no kernel writes while it runs, without tiles? Both halves may do it.
+
+    xDSL does not call remainders pure.
+    """
+    return (is_side_effect_free(op) or isinstance(op, tile.ReadOp | arith.RemUIOp)) and not touches_tiles(op)
 
 
 def stays_at_top(op: Operation, staying: set[Operation]) -> bool:

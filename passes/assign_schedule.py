@@ -51,6 +51,8 @@ SCALARS = (
     "promote",
     "promotion",
     "partials",
+    "order",
+    "masks",
 )
 COUNTS_FROM_ZERO = ("delay", "prefetch", "persistent", "opt_level", "store_columns", "stagger")
 """Fields for which 0 is a choice: their options are unset at -1."""
@@ -89,6 +91,8 @@ class AssignSchedule(ModulePass):
     promote: int = 0
     promotion: str = ""
     partials: str = ""
+    order: str = ""
+    masks: str = ""
     opt_level: int = -1
     store_columns: int = -1
     stagger: int = -1
