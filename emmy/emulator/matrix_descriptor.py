@@ -10,7 +10,8 @@ and one of an MN-major operand (chunk of mn, k) at
     (chunk mod W) + (chunk / W) lbo + (k mod 8) W + (k / 8) sbo
                                                   without swizzle: chunk sbo + (k mod 8) + (k / 8) lbo
 
-from the start address; then address bits 4-6 are XORed with bits 7-9 as the swizzle says.
+from the start address; then address bits 4-6 are XORed with bits 7-9 as the swizzle says. These are bits of the address
+itself, wherever the start lies in the swizzle's period, as long as the base offset is 0 (found on an H200).
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ import numpy as np
 
 from emmy.emulator.datatypes import Array
 from emmy.emulator.faults import Fault
-from emmy.emulator.tensor_map import SWIZZLE_PERIOD, swizzle_offsets
+from emmy.emulator.tensor_map import swizzle_offsets
 
 CHUNK = 16  # bytes
 _SWIZZLES = {0: 0, 1: 128, 2: 64, 3: 32}  # bits 62-63: bytes of the swizzle's span
@@ -39,19 +40,15 @@ class MatrixDescriptor:
 
     @staticmethod
     def decode(bits: int, what: str) -> MatrixDescriptor:
-        """Raises Fault for reserved bits, and for a start inside the period of its swizzle."""
+        """Raises Fault for reserved bits and a base offset."""
         if bits & _RESERVED:
             raise Fault(f"the descriptor {bits:#018x} of {what} has reserved bits set: {bits & _RESERVED:#x}")
-        start, lbo, sbo = ((bits >> at & 0x3FFF) * CHUNK for at in (0, 16, 32))
-        swizzle = _SWIZZLES[bits >> 62]
         if bits >> 49 & 7:
-            raise Fault(f"a descriptor with a base offset is not modelled: begin {what} at the period of its swizzle")
-        # Steps along k inside a swizzled row leave bits 4-6 set, but rows begin where the pattern does.
-        if swizzle and start & (SWIZZLE_PERIOD[swizzle] - 1) & ~127:
             raise Fault(
-                f"{what} begins at {start:#x}, inside the {SWIZZLE_PERIOD[swizzle]} bytes after which its swizzle repeats"
+                f"the base offset in the descriptor of {what} moves the pattern of its swizzle: it must be 0 here"
             )
-        return MatrixDescriptor(start, lbo, sbo, swizzle)
+        start, lbo, sbo = ((bits >> at & 0x3FFF) * CHUNK for at in (0, 16, 32))
+        return MatrixDescriptor(start, lbo, sbo, _SWIZZLES[bits >> 62])
 
     def chunks(self, extent: int, mn_major: bool) -> Array:
         """Addresses of all chunks: [extent rows, 2] K-major, [16 of k, extent / 8] MN-major (16-bit elements)."""

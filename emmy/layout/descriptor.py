@@ -1,7 +1,8 @@
 """Matrix descriptors: how `wgmma` finds an operand in shared memory, computed from where a layout puts its elements.
 
 An operand is a tile of `mn` rows of A (or columns of B) and 32 bytes of k. `wgmma` addresses 16-byte chunks by a start
-and two strides, then XORs address bits like TMA (PTX ISA, "Asynchronous Warpgroup Level Matrix Shared Memory Layout"):
+and two strides, then XORs bits of the address like TMA (PTX ISA, "Asynchronous Warpgroup Level Matrix Shared Memory
+Layout"), so an operand may begin at any row of a swizzled tile (found on an H200; the base offset stays 0):
 
     K-major, stored [mn][k]                                MN-major, stored [k][mn], 16-bit elements only
     8 rows follow each other without gaps                  8 rows of k follow each other without gaps
@@ -84,9 +85,7 @@ def matrix_descriptor(
         lbo, sbo = CHUNK_BYTES if swizzle else stride(0, chunk), stride(SWIZZLE_PERIOD_ROWS, 0)
     descriptor = MatrixDescriptor(start, lbo, sbo, swizzle)
     wrong = start % CHUNK_BYTES or any(n % CHUNK_BYTES or not 0 <= n // CHUNK_BYTES <= _FIELD for n in (lbo, sbo))
-    # Rows must begin where the swizzle's pattern does: address bits 7 and up of the period.
-    phase = start % (swizzle * SWIZZLE_PERIOD_ROWS) // 128 if swizzle else 0
-    if wrong or phase or not np.array_equal(_offsets(descriptor, mn, element_bytes, mn_major), offsets):
+    if wrong or not np.array_equal(_offsets(descriptor, mn, element_bytes, mn_major), offsets):
         order = "MN" if mn_major else "K"
         raise EmmyError(
             f"wgmma cannot read the {order}-major operand of {mn} x {k.size} elements at {at} from this layout with a swizzle"

@@ -170,7 +170,11 @@ FAULTS = {
     ),
     "uninitialised operands": ("add.s64 %db, %db, %rd3;", "add.s64 %db, %db, 1600;", "was never written"),
     "operands out of bounds": ("add.s64 %db, %db, %rd3;", "add.s64 %db, %db, 8000;", "is out of bounds"),
-    "a start inside the swizzle": ("add.s64 %db, %db, %rd3;", "add.s64 %db, %db, 8;", "inside the 1024 bytes"),
+    "a base offset": (
+        "add.s64 %db, %db, %rd3;",
+        "add.s64 %db, %db, 562949953421312;",
+        "the base offset in the descriptor of",
+    ),
     "no sums of this kind": (".f32.f16.f16", ".f32.bf16.f16", "no wgmma multiplies .bf16 by .f16"),
     "not on this target": (".target sm_90a", ".target sm_100a", "wgmma is for sm_90a only"),
 }
