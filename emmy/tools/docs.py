@@ -16,8 +16,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import cast
 
-from xdsl.ir import Dialect
-from xdsl.irdl import IRDLOperation
+from xdsl.ir import Dialect, Operation
 from xdsl.passes import ModulePass, get_pass_option_infos
 
 from emmy.atoms import ATOMS
@@ -227,7 +226,7 @@ def dialect_section(dialect: Dialect) -> str:
     attributes = list(dialect.attributes)
     for attribute in sorted(attributes, key=lambda a: a.name):
         lines.append(f"### `{attribute.name}`\n\n{markdown(attribute.__doc__)}")
-    documented = [op for op in dialect.operations if issubclass(op, IRDLOperation)]
+    documented = [op for op in dialect.operations if not hasattr(op, "table_row")]
     for op in documented:
         lines.append(f"### `{op.name}`\n\n{markdown(op.__doc__)}{assembly(op)}")
     if dialect.name == "ptx":
@@ -235,7 +234,7 @@ def dialect_section(dialect: Dialect) -> str:
     return "\n".join(lines)
 
 
-def assembly(op: type[IRDLOperation]) -> str:
+def assembly(op: type[Operation]) -> str:
     """The declared assembly format, if the op has one."""
     text = getattr(op, "assembly_format", None)
     return f"\nFormat: ``` {text} ```\n" if isinstance(text, str) else ""
