@@ -44,10 +44,11 @@ class MapKind(StrEnum):
     FMA = "fma"
     GE = "ge"
     LT = "lt"
+    NE = "ne"
     SELECT = "select"
 
 
-COMPARISONS = ("ge", "lt")
+COMPARISONS = ("ge", "lt", "ne")
 """The functions that may give i1."""
 
 INTEGER_KINDS = ("add", "sub", "mul", "max", "min", "neg", "abs", *COMPARISONS, "select")

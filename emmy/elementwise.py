@@ -71,5 +71,6 @@ ELEMENTWISE: dict[str, Elementwise] = {
     "fma": Elementwise(3, _fma),
     "ge": Elementwise(2, np.greater_equal),
     "lt": Elementwise(2, np.less),
+    "ne": Elementwise(2, np.not_equal),
     "select": Elementwise(3, _select),
 }

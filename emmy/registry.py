@@ -26,6 +26,7 @@ PASSES: dict[str, str] = {
     "lower-tile": "emmy.lowering.tile_to_level3",
     "split-masks": "emmy.passes.split_masks",
     "split-accumulation": "emmy.passes.split_accumulation",
+    "skip-unit-factors": "emmy.passes.skip_unit_factors",
     "stagger-products": "emmy.passes.stagger_products",
     "prefetch-fragments": "emmy.passes.prefetch_fragments",
     "double-buffer-fragments": "emmy.passes.double_buffer_fragments",

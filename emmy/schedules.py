@@ -50,6 +50,7 @@ RANGES: dict[str, tuple[int, int]] = {
     "producer_warps": (1, 8),
     "persistent": (0, 1),
     "stagger": (0, 1),
+    "lazy": (0, 12),
 }
 """Fields that hold a count: the smallest and the largest one."""
 
@@ -77,6 +78,7 @@ class Schedule:
     order: of tiles whose loops differ in length: as the grid numbers them, or the `heavy` ones first; `auto` is heavy.
     masks: where iterations need them: `loops` of their own, or a `guard` in one loop (`split-masks`).
     opt_level: of ptxas.
+    lazy: powers of two by which a running maximum may be passed before sums are rescaled; 0 rescales always.
     stagger: 1 to compute a product's operand k-step by k-step, each under the product of the step before (`stagger-products`).
     store_columns: columns of a result that are staged in shared memory at once, two such parts at a time; 0 for the whole tile.
     """
@@ -105,6 +107,7 @@ class Schedule:
     masks: str = "loops"
     opt_level: int = 3
     stagger: int = 0
+    lazy: int = 0
     store_columns: int = 0
 
     def problem(self) -> str | None:

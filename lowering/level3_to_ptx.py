@@ -271,16 +271,19 @@ class KernelLowering(EventLowering):
             return
         regions: list[Region] = []
         ends: Registers = []
+        outer = self.builder.branch
         for old in (op.true_region, op.false_region):
             block = Block()
             if old.blocks:
                 self.builder.enter(block)
+                self.builder.branch = len(self.builder.scopes) - 1
                 with self.alone(op):
                     self.convert_block(old.block)
                 last = cast(scf.YieldOp, old.block.last_op)
                 ends = [register for value in last.operands for register in self.flat(value)]
                 self.builder.add_op(scf.YieldOp(*ends))
                 self.builder.leave()
+                self.builder.branch = outer
             regions.append(Region(block) if old.blocks else Region())
         self.builder.location = op.location
         new = scf.IfOp(condition, [v.type for v in ends], regions[0], regions[1])

@@ -208,10 +208,17 @@ class KernelPrinter:
         self.out.append(f"\t@{test} bra.uni {self.label('LOOP', number)};")
         self.out.append(f"{self.label('DONE', number)}:")
 
+    def does_something(self, block: Block, op: IfOp) -> bool:
+        """Does a region of an if hold ops, or give what is not in the registers of the results already?"""
+        first = block.first_op
+        if not isinstance(first, YieldOp):
+            return True
+        return any(self.names[r] != self.text(v) for r, v in zip(op.results, first.operands, strict=True))
+
     def branch(self, op: IfOp) -> None:
         """A uniform branch around the region that does not run."""
         number, otherwise = self.number(), op.false_region
-        has_else = bool(otherwise.blocks) and _is_more_than_yield(otherwise.block)
+        has_else = bool(otherwise.blocks) and self.does_something(otherwise.block, op)
         end, condition = self.label("END", number), self.names[op.cond]
         skip = self.label("ELSE", number) if has_else else end
         self.out.append(f"\t@!{condition} bra.uni {skip};")
@@ -224,11 +231,6 @@ class KernelPrinter:
             self.block(otherwise.block)
             self.move(op.results, cast(YieldOp, otherwise.block.last_op).operands)
         self.out.append(f"{end}:")
-
-
-def _is_more_than_yield(block: Block) -> bool:
-    """Does a block do or give anything?"""
-    return not isinstance(block.first_op, YieldOp) or bool(block.first_op.operands)
 
 
 def _constant(value: SSAValue) -> int | None:

@@ -4,6 +4,7 @@ Three things that ptxas cannot do for us, or does only by luck, are done as the 
 
 * *hoisting*: a pure op goes to the end of the outermost open block in which all its operands are visible, so lane addresses
   end up before the loops that use them; but not to a block outside `floor`, so that a role computes what it alone needs;
+  arithmetic on fragments stays in its `branch`, the innermost one, that it may be skipped with it (`in_branch`);
 * *sharing*: the same op on the same operands is built once in a block; not with blocks outside `apart`, so that what runs
   rarely keeps no registers of a loop before it;
 * *folding*: numbers known now are Python integers and cost nothing; divisions by constants are shifts or multiplications.
@@ -14,7 +15,8 @@ A value of type index is a `Number`: an int, or an i32. All are taken as less th
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
 from typing import cast
 
 from xdsl.dialects.builtin import (
@@ -64,7 +66,7 @@ class Builder:
         self.scopes = [Scope(block)]
         self.depths: dict[Block, int] = {block: 0}
         self.location: LocationAttr = UnknownLoc()
-        self.floor = self.apart = 0
+        self.floor = self.apart = self.branch = 0
         self.multiples: dict[SSAValue, int] = {}
         self.sums: dict[SSAValue, tuple[SSAValue, int]] = {}
 
@@ -74,6 +76,14 @@ class Builder:
         """Build in `block` from here on; its op is added to the outer block after `leave`."""
         self.depths[block] = len(self.scopes)
         self.scopes.append(Scope(block))
+
+    @contextmanager
+    def in_branch(self) -> Generator[None]:
+        """What is built here stays in the innermost branch, even if all that it needs is there before it."""
+        floor = self.floor
+        self.floor = max(floor, self.branch)
+        yield
+        self.floor = floor
 
     def leave(self) -> None:
         """Build in the outer block again."""

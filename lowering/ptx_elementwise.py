@@ -16,7 +16,7 @@ from xdsl.ir import SSAValue
 from emmy.lowering.ptx_builder import Builder, Number
 
 Function = Callable[..., SSAValue]
-IntegerFunction = Callable[[Builder, Number, Number], Number]
+IntegerFunction = Callable[..., Number]
 
 LOG2_E = math.log2(math.e)
 LN_2 = math.log(2)
@@ -104,8 +104,8 @@ FUNCTIONS: dict[str, Function] = {
 Comparisons and `select` are not here: they give and take predicates.
 """
 
-COMPARISONS = ("ge", "lt")
-"""The kinds that compare, by the name that setp has for them."""
+COMPARISONS: dict[str, str] = {"ge": "setp_ge_f32", "lt": "setp_lt_f32", "ne": "setp_neu_f32"}
+"""The kinds that compare, and what compares floats; NaN differs from everything."""
 
 
 def select(b: Builder, condition: SSAValue, x: SSAValue, y: SSAValue) -> SSAValue:
@@ -120,11 +120,21 @@ def _integer(name: str) -> IntegerFunction:
     return build
 
 
+def _negative(b: Builder, x: Number) -> Number:
+    return b.sub(0, x)
+
+
+def _absolute(b: Builder, x: Number) -> Number:
+    return b.pure("max_s32", x, b.sub(0, x))
+
+
 INTEGER_FUNCTIONS: dict[str, IntegerFunction] = {
     "add": Builder.add,
     "sub": Builder.sub,
     "mul": Builder.mul,
     "max": _integer("max_s32"),
     "min": _integer("min_s32"),
+    "neg": _negative,
+    "abs": _absolute,
 }
 """The functions of 32-bit integers."""

@@ -101,8 +101,9 @@ class FragmentMaps:
             for value, arg in zip(op.args, args, strict=True)
         ]
         function = self._function(op, kind, dtypes, result.dtype)
-        values = [function(*operands) for operands in zip(*columns, strict=True)]
-        return self.pack(result.dtype, values)
+        with self.builder.in_branch():
+            values = [function(*operands) for operands in zip(*columns, strict=True)]
+            return self.pack(result.dtype, values)
 
     def _spread(self, value: SSAValue, registers: Registers, coordinates: Sequence[tuple[int, int]]) -> Registers:
         """The element of a fragment for each element of the result."""
@@ -134,7 +135,7 @@ class FragmentMaps:
         """A test as a predicate, or as 1.0 or 0.0. It stands where it is used: few predicates can be kept."""
         b = self.builder
         one, zero = b.constant(1.0, f32), b.constant(0.0, f32)
-        test = self._integer_test(kind) if integer else partial(b.pure, f"setp_{kind}_f32", here=True)
+        test = self._integer_test(kind) if integer else partial(b.pure, COMPARISONS[kind], here=True)
 
         def number(*operands: Any) -> SSAValue:
             return select(b, test(*operands), one, zero)

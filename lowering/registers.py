@@ -2,7 +2,7 @@
 
 Code is structured (`scf.for`, `scf.if`), so a walk in text order numbers it, and the positions between which a value is live
 are a few intervals: from its definition to its last use, or to the end of the outermost loop that uses it and does not
-define it. Values whose intervals are disjoint may share a register.
+define it; but of the two regions of an if only one is run. Values whose intervals are disjoint may share a register.
 
 A loop's argument and its result must share; all else is a wish, granted where no interval overlaps: initial and yielded
 value with the loop's argument, the yields of an if with its result, the accumulators that go into an `mma` with those that
@@ -33,6 +33,9 @@ STEP, EARLY_READ, EARLY_WRITE, READ, WRITE = 4, 0, 1, 2, 3
 
 Interval = tuple[int, int]
 
+Alternatives = tuple[int, dict[SSAValue, int], int, dict[SSAValue, int], int]
+"""An if with two regions: where it stands, last uses in the first one, where the second one begins, last uses there, its end."""
+
 
 @dataclass
 class Liveness:
@@ -47,6 +50,9 @@ class Liveness:
     musts: list[tuple[SSAValue, SSAValue]] = field(default_factory=list[tuple[SSAValue, SSAValue]])
     wishes: list[tuple[SSAValue, SSAValue]] = field(default_factory=list[tuple[SSAValue, SSAValue]])
     tied: list[tuple[SSAValue, SSAValue]] = field(default_factory=list[tuple[SSAValue, SSAValue]])
+    arms: list[dict[SSAValue, int]] = field(default_factory=list[dict[SSAValue, int]])
+    alternatives: list[Alternatives] = field(default_factory=list["Alternatives"])
+    holes: dict[SSAValue, list[Interval]] = field(default_factory=dict[SSAValue, list[Interval]])
 
     def define(self, values: Iterable[SSAValue], position: int) -> None:
         """`values` are written at `position`."""
@@ -63,6 +69,8 @@ class Liveness:
             self.end[value] = max(self.end[value], position)
             if self.depth[value] < depth:
                 self.loops[self.depth[value]].append(value)
+            for arm in self.arms:
+                arm[value] = position
 
     def number(self) -> int:
         """The base position of the next op in text order."""
@@ -142,19 +150,36 @@ class Liveness:
         """An if: its results are written by either yield."""
         self.use((op.cond,), position + READ)
         yields: list[int] = []
+        arms: list[dict[SSAValue, int]] = []
         for region in op.regions:
             if region.blocks:
+                self.arms.append({})
                 yields.append(self.block(region.block))
+                arms.append(self.arms.pop())
                 self.wishes.extend(zip(op.results, cast(YieldOp, region.block.last_op).operands, strict=True))
+        if len(arms) == 2:
+            self.alternatives.append((position, arms[0], yields[0] + STEP, arms[1], yields[1] + WRITE))
         end = self.number()
         self.define(op.results, yields[-1] + WRITE)
         for result in op.results:
             self.end[result] = end + WRITE
             self.extra[result] = yields[0] + WRITE
 
+    def find_holes(self) -> None:
+        """What only the second region of an if reads further on is not live in the first one after its last use there."""
+        for position, first, begin, second, end in self.alternatives:
+            for value in second:
+                if self.start[value] < position and self.end[value] <= end:
+                    hole = (max(first.get(value, 0), position + READ), begin)
+                    self.holes.setdefault(value, []).append(hole)
+
     def intervals(self, value: SSAValue) -> list[Interval]:
         """Where `value` is live, in order."""
-        live = [(self.start[value], self.end[value])]
+        start, live = self.start[value], list[Interval]()
+        for last, begin in sorted(self.holes.get(value, ())):
+            live.append((start, last))
+            start = begin
+        live.append((start, self.end[value]))
         extra = self.extra.get(value)
         return live if extra is None else [(extra, extra), *live]
 
@@ -214,6 +239,7 @@ def assign(block: Block) -> tuple[dict[SSAValue, str], dict[Attribute, int]]:
     live = Liveness()
     live.define(block.args, 0)
     live.block(block)
+    live.find_holes()
     classes = Classes(live)
     for argument, result in live.musts:
         if not classes.unite(argument, result):

@@ -54,7 +54,7 @@ SCALARS = (
     "order",
     "masks",
 )
-COUNTS_FROM_ZERO = ("delay", "prefetch", "persistent", "opt_level", "store_columns", "stagger")
+COUNTS_FROM_ZERO = ("delay", "prefetch", "persistent", "opt_level", "store_columns", "stagger", "lazy")
 """Fields for which 0 is a choice: their options are unset at -1."""
 
 
@@ -96,6 +96,7 @@ class AssignSchedule(ModulePass):
     opt_level: int = -1
     store_columns: int = -1
     stagger: int = -1
+    lazy: int = -1
 
     def apply(self, ctx: Context, op: ModuleOp) -> None:
         target = get_target(self.target)
