@@ -49,6 +49,7 @@ RANGES: dict[str, tuple[int, int]] = {
     "store_columns": (0, 1024),
     "producer_warps": (1, 8),
     "persistent": (0, 1),
+    "splits": (0, 32),
     "stagger": (0, 1),
     "lazy": (0, 12),
 }
@@ -65,6 +66,7 @@ class Schedule:
     roles: one set of warps, or specialised ones: `producer_warps` more warps that only fill the rings. producer_regs,
     consumer_regs: registers of a thread of each (`setmaxnreg`); 0 takes `register_split`'s.
     persistent: 1 for as many CTAs as the card runs at once, each of which computes one tile after the other.
+    splits: CTAs for each multiprocessor that share the keys of chained products, for a second kernel to combine; 0 for none.
     raster: group size of M tiles in CTA order (1 = row-major).
     fragments: operand fragments in flight (2 = double-buffered).
     epilogue: results leave through shared memory (16-byte rows) or straight from registers.
@@ -93,6 +95,7 @@ class Schedule:
     producer_regs: int = 0
     consumer_regs: int = 0
     persistent: int = 0
+    splits: int = 0
     raster: int = 8
     fragments: int = 2
     epilogue: str = "shared"
@@ -289,6 +292,8 @@ def problem_on_target(
 
     `f16_sums`: whether accumulators are f16.
     """
+    if schedule.splits:
+        return f"splits is for two products in a row, where it is a number of CTAs; this is one product, got {schedule.splits}"
     if schedule.transport == "tma" and not target.tma:
         return f"transport = tma needs sm_90 or later, and the target is {target.name}; use cp_async"
     transport = AUTO_TRANSPORT[target.name] if schedule.transport == "auto" else schedule.transport
@@ -548,8 +553,9 @@ def choose_schedule(
         return asked(replace(schedule, prefetch=0) if partial >= 2 * schedule.block[2] else schedule)
 
     candidates = (HYBRID_CANDIDATES if partial else CANDIDATES)[target.name]
-    # A row is about its atom: with another one it would be another row.
-    rows_of = [c for c in candidates if complete(c.schedule).atom == c.schedule.atom] or candidates
+    # A row is about its atom: with another one it would be another row. What TMA cannot move, wgmma does not read.
+    atoms = [c for c in candidates if wide or c.schedule.atom != WARPGROUP_ATOM]
+    rows_of = [c for c in atoms if complete(c.schedule).atom == c.schedule.atom] or candidates
     legal = [c for c in rows_of if partial >= c.least_partial and fits(complete(c.schedule))]
     # What is asked for may spill in any row; ptxas has the last word on that.
     kept = [c for c in legal if not _spills(complete(c.schedule), target, partial, wide)] or legal

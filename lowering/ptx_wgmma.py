@@ -61,6 +61,15 @@ def is_zero(register: SSAValue) -> bool:
     return isinstance(register.owner, ConstantOp) and register.owner.value.value.data == 0
 
 
+def parts_of(columns: int, unit: int) -> list[tuple[int, int]]:
+    """(first, number) of columns of each instruction: as even as whole units allow, the last one takes what is over."""
+    if columns <= MOST_COLUMNS:
+        return [(0, columns)]
+    units, count = -(-columns // unit), -(-columns // MOST_COLUMNS)
+    firsts = [units * part // count * unit for part in range(count)]
+    return [(first, end - first) for first, end in zip(firsts, [*firsts[1:], columns], strict=True)]
+
+
 class WarpgroupProducts:
     """Lowers the asynchronous products of a role."""
 
@@ -114,26 +123,25 @@ class WarpgroupProducts:
 
     def issue(self, op: mma.IssueOp, a: InPlace | Registers, b: InPlace, c: Registers) -> Registers:
         """One instruction for each part of the columns that it can take."""
-        columns = shape_of(op.c.type).cols
-        width = next(n for n in range(min(columns, MOST_COLUMNS), 0, -8) if columns % n == 0)
-        form = WgmmaForm(
-            width,
-            shape_of(op.c.type).dtype,
-            shape_of(op.a.type).dtype,
-            shape_of(op.b.type).dtype,
-            a_registers=not isinstance(a, InPlace),
-            scale_d="zero" if all(map(is_zero, c)) else "one",
-            transpose_a=isinstance(a, InPlace) and a.transposed,
-            transpose_b=b.transposed,
-        )
         left = [self.described(a, WARPGROUP_ROWS)] if isinstance(a, InPlace) else a
         if not isinstance(a, InPlace):
             self.operands += a
-        each, sums = form.registers, Registers()
-        for part in range(columns // width):
-            right = self.described(b, width, part * width)
-            old = c[part * each : (part + 1) * each] if form.scale_d == "one" else []
-            made = WgmmaMmaAsyncOp.make(form, left, right, old)
+        sums = Registers()
+        # Rows of K are cut where a panel ends: an instruction begins at the start of one.
+        unit = b.layout.panel_columns if b.transposed else 8
+        for first, width in parts_of(shape_of(op.c.type).cols, unit):
+            form = WgmmaForm(
+                width,
+                shape_of(op.c.type).dtype,
+                shape_of(op.a.type).dtype,
+                shape_of(op.b.type).dtype,
+                a_registers=not isinstance(a, InPlace),
+                scale_d="zero" if all(map(is_zero, c)) else "one",
+                transpose_a=isinstance(a, InPlace) and a.transposed,
+                transpose_b=b.transposed,
+            )
+            old = [] if form.scale_d == "zero" else c[len(sums) : len(sums) + form.registers]
+            made = WgmmaMmaAsyncOp.make(form, left, self.described(b, width, first), old)
             self.builder.add_op(made)
             sums += made.results
         return sums

@@ -13,6 +13,7 @@ from xdsl.ir import Block, Operation, Region, SSAValue
 from xdsl.passes import ModulePass
 
 from emmy.dialects import async_copy as ac
+from emmy.dialects import mma
 from emmy.dialects.tile import KernelOp, ViewType
 from emmy.passes.alignment import vector_bytes
 from emmy.passes.completion import Completion, Need, Way
@@ -108,10 +109,14 @@ class LowerTransport(ModulePass):
 def _moves(kernel: KernelOp, kind: str, strict: bool) -> dict[Operation, type[Moves]]:
     """The event of every copy and store of a kernel. TMA empties a ring if it can make all stores from it."""
     moves: dict[Operation, type[Moves]] = {}
+    in_place = {
+        (ac.ring_name(op.slot), op.field.data) for op in kernel.walk() if isinstance(op, mma.LoadOp) and op.in_place
+    }
     stores: dict[str, list[ac.StoreOp]] = {}
     for op in kernel.walk():
         if isinstance(op, ac.CopyOp):
-            by_tma = kind == "tma" and _by_tma(op, strict)
+            read_in_place = (ac.ring_name(op.slot), op.field.data) in in_place
+            by_tma = (kind == "tma" or read_in_place) and _by_tma(op, strict or read_in_place, read_in_place)
             by_cp_async = kind != "plain" and width(op) in CP_ASYNC_BYTES
             moves[op] = ac.TmaLoadOp if by_tma else ac.CpAsyncOp if by_cp_async else ac.PlainCopyOp
         elif isinstance(op, ac.StoreOp):
@@ -122,16 +127,18 @@ def _moves(kernel: KernelOp, kind: str, strict: bool) -> dict[Operation, type[Mo
     return moves
 
 
-def _by_tma(op: ac.CopyOp | ac.StoreOp, strict: bool) -> bool:
+def _by_tma(op: ac.CopyOp | ac.StoreOp, strict: bool, read_in_place: bool = False) -> bool:
     problem = tma_problem(op, certain=not strict)
     if problem is None and isinstance(op, ac.CopyOp) and not stands_alone(op):
         problem = "it stands under a condition or in a loop of its own"
     if problem is not None and strict:
+        way = "transport = cp_async in the schedule"
+        if read_in_place:
+            way = "atom = m16n8k16 in the schedule, for wgmma reads what TMA has written"
         verb = "fill" if isinstance(op, ac.CopyOp) else "store"
         fail(
             op,
-            f"TMA cannot {verb} '{op.field.data}' of pipeline @{ac.ring_name(op.slot)}: {problem}; "
-            "set transport = cp_async in the schedule",
+            f"TMA cannot {verb} '{op.field.data}' of pipeline @{ac.ring_name(op.slot)}: {problem}; set {way}",
         )
     return problem is None
 

@@ -1,0 +1,90 @@
+"""The generated page `docs/guide/wgmma.md`: one GEMM at level 3 before and after `mma.sync` is replaced by `wgmma`."""
+
+from __future__ import annotations
+
+import html
+from pathlib import Path
+
+from emmy.compiler import compile
+
+EXAMPLE = "docs/examples/matmul.mlir"
+TARGET = "sm_90a"
+
+TEXT = """
+# From `mma.sync` to `wgmma`
+
+On Hopper four warps, a warpgroup, can issue one product together: 64 rows, up to 256 columns, operands read from shared
+memory where they lie. In Emmy that is one rewrite of level 3, `issue-products`, and one word of the schedule:
+
+```sh
+emmy compile {example} --target {target} --schedule "atom = wgmma, block = [64, 64, 64], warps = [4, 1]" -o q.cubin
+```
+
+A warp's share of such a product is 16 rows of all columns, and lies in its registers exactly as the accumulator of
+`m16n8k16` does. So level 2, the rings, roles, transports, fragments and the epilogue are those of every other kernel; only how
+a product is executed changes. It is begun (`mma.issue`), committed in groups, and waited for, and `mma.wait` hands its sums
+on: no op can name a sum that is in flight. A computed operand (the probabilities of attention) stays in registers.
+
+On this target the schedule table prefers `wgmma`; `atom = m16n8k16` asks for `mma.sync`.
+
+## The consumer's loop, before and after
+
+<table>
+<tr><th>after <code>double-buffer-fragments</code></th><th>after <code>issue-products</code></th></tr>
+<tr><td><pre>
+{before}
+</pre></td><td><pre>
+{after}
+</pre></td></tr>
+</table>
+
+## The same as PTX
+
+Descriptors are 64-bit numbers that are the same in all lanes: what the layout says (`emmy.layout.descriptor`), the start of
+the operand, and the slot, in units of 16 bytes.
+
+```
+{ptx}
+```
+"""
+
+
+def wgmma_page(notice: str, root: Path) -> str:
+    """The page, after a line that says what made it."""
+    module = compile(
+        root / EXAMPLE, TARGET, schedule={"atom": "wgmma", "block": (64, 64, 64), "warps": (4, 1), "fragments": 1}
+    )
+    before, after = (consumer_loop(module.ir(name)) for name in ("double-buffer-fragments", "issue-products"))
+    return notice + TEXT.format(
+        example=EXAMPLE,
+        target=TARGET,
+        before=html.escape(before),
+        after=html.escape(after),
+        ptx=main_loop(module.ptx),
+    )
+
+
+def consumer_loop(text: str) -> str:
+    """The loop of the consumer that holds the products; types, which repeat the operands', are left out."""
+    lines = text[text.index("async_copy.consumer") :].splitlines()
+    start = next(i for i, line in enumerate(lines) if "scf.for" in line)
+    indent = len(lines[start]) - len(lines[start].lstrip())
+    end = next(i for i in range(start + 1, len(lines)) if lines[i].startswith(" " * indent + "}"))
+    return "\n".join(line[indent:].partition(" : ")[0].partition(" iter_args")[0] for line in lines[start : end + 1])
+
+
+def main_loop(ptx: str) -> str:
+    """The loop that holds the products, with register lists cut short."""
+    lines = ptx.splitlines()
+    product = next(i for i, line in enumerate(lines) if "wgmma.mma_async" in line)
+    start = max(i for i in range(product) if lines[i].startswith("LOOP"))
+    end = next(i for i in range(product, len(lines)) if lines[start].rstrip(":") in lines[i])
+    return "\n".join(shorten(line) for line in lines[start : end + 1])
+
+
+def shorten(line: str) -> str:
+    """`{%f0,%f1,...,%f31}` for a list of 32 registers."""
+    head, brace, rest = line.partition("{")
+    names, _, tail = rest.partition("}")
+    listed = names.split(",")
+    return f"{head}{{{listed[0]},{listed[1]},...,{listed[-1]}}}{tail}" if brace and len(listed) > 4 else line
