@@ -1,10 +1,13 @@
 // RUN: emmy-opt %s -p 'assign-schedule{target=sm_90a}' | filecheck %s
+// RUN: emmy-opt %s -p 'assign-schedule{target=sm_90a atom=m16n8k16}' | filecheck %s --check-prefix SYNC
 // RUN: emmy-opt %s -p 'assign-schedule{target=sm_120a}' | filecheck %s --check-prefix SMALL
 // RUN: emmy-opt %s -p 'assign-schedule{target=sm_80 block_k=32 warps_m=4 stages=5 transport=plain raster=1 opt_level=1}' | filecheck %s --check-prefix OPTION
 
 // `?` rows count as many: the fastest tile. No transport is named where the target's own one takes any tensor.
 // CHECK-LABEL:  func.func @large
-// CHECK:          tensor_op.matmul %x, %w transpose_b {emmy.schedule = #tile.schedule<block = [128, 128, 64], warps = [2, 2], delay = 0, unroll = 3>}
+// CHECK:          tensor_op.matmul %x, %w transpose_b {emmy.schedule = #tile.schedule<block = [128, 256, 64], warps = [8, 1], atom = wgmma, stages = 4, roles = specialized, persistent = 1, fragments = 1, delay = 0, prefetch = 0, store_columns = 64>}
+// SYNC-LABEL:   func.func @large
+// SYNC:           tensor_op.matmul %x, %w transpose_b {emmy.schedule = #tile.schedule<block = [128, 128, 64], warps = [2, 2], delay = 0, unroll = 3>}
 // SMALL-LABEL:  func.func @large
 // SMALL:          tensor_op.matmul %x, %w transpose_b {emmy.schedule = #tile.schedule<block = [128, 256, 32], warps = [2, 4], stages = 4, delay = 0>}
 // OPTION-LABEL: func.func @large
@@ -16,7 +19,9 @@ func.func @large(%x: tensor<?x3840xf16>, %w: tensor<4096x3840xf16>) -> tensor<?x
 
 // Few tiles: smaller ones, so that more SMs work.
 // CHECK-LABEL:  func.func @small
-// CHECK:          block = [64, 64, 64], warps = [2, 2], stages = 5
+// CHECK:          block = [64, 64, 64], warps = [4, 1], atom = wgmma, stages = 8
+// SYNC-LABEL:   func.func @small
+// SYNC:           block = [64, 64, 64], warps = [2, 2], stages = 5
 // SMALL-LABEL:  func.func @small
 // SMALL:          block = [64, 64, 64], warps = [2, 2], stages = 4
 func.func @small(%x: tensor<256x256xf16>, %w: tensor<256x256xf16>) -> tensor<256x256xf16> {
@@ -34,7 +39,9 @@ func.func @middle(%x: tensor<4096x512xbf16>, %w: tensor<512x512xbf16>) -> tensor
 
 // A batch of products fills the card like one large product.
 // CHECK-LABEL:  func.func @batch
-// CHECK:          block = [128, 128, 64]
+// CHECK:          block = [128, 256, 64], warps = [8, 1], atom = wgmma
+// SYNC-LABEL:   func.func @batch
+// SYNC:           block = [128, 128, 64]
 func.func @batch(%x: tensor<64x512x128xf16>, %w: tensor<64x128x512xf16>) -> tensor<64x512x512xf16> {
   %y = tensor_op.matmul %x, %w : (tensor<64x512x128xf16>, tensor<64x128x512xf16>) -> tensor<64x512x512xf16>
   func.return %y : tensor<64x512x512xf16>
@@ -42,7 +49,9 @@ func.func @batch(%x: tensor<64x512x128xf16>, %w: tensor<64x128x512xf16>) -> tens
 
 // A staged tile of 128 x 256 f32 results needs 128 KB: on a card with 99 KB a smaller one is chosen.
 // CHECK-LABEL:  func.func @wide_result
-// CHECK:          block = [128, 128, 64]
+// CHECK:          block = [128, 192, 64], warps = [8, 1], atom = wgmma, stages = 4
+// SYNC-LABEL:   func.func @wide_result
+// SYNC:           block = [128, 128, 64]
 // SMALL-LABEL:  func.func @wide_result
 // SMALL:          block = [128, 128, 32], warps = [2, 2], delay
 func.func @wide_result(%x: tensor<?x512xf16>, %w: tensor<4096x512xf16>) -> tensor<?x4096xf32> {
@@ -52,7 +61,9 @@ func.func @wide_result(%x: tensor<?x512xf16>, %w: tensor<4096x512xf16>) -> tenso
 
 // The residual tile has its own place in shared memory, so that it can arrive during the main loop: 64 KB beside the ring.
 // CHECK-LABEL:  func.func @residual
-// CHECK:          block = [128, 128, 64]
+// CHECK:          block = [128, 192, 64], warps = [8, 1], atom = wgmma, roles
+// SYNC-LABEL:   func.func @residual
+// SYNC:           block = [128, 128, 64]
 // SMALL-LABEL:  func.func @residual
 // SMALL:          block = [128, 128, 32], warps = [2, 2], delay
 func.func @residual(%x: tensor<?x512xf16>, %w: tensor<4096x512xf16>, %r: tensor<?x4096xf16>) -> tensor<?x4096xf16> {
@@ -64,6 +75,8 @@ func.func @residual(%x: tensor<?x512xf16>, %w: tensor<4096x512xf16>, %r: tensor<
 // What stands in the text stays.
 // CHECK-LABEL:  func.func @pinned
 // CHECK:          {emmy.schedule = #tile.schedule<block = [64, 32, 32], warps = [2, 1], stages = 2>}
+// SYNC-LABEL:   func.func @pinned
+// SYNC:           {emmy.schedule = #tile.schedule<block = [64, 32, 32], warps = [2, 1], stages = 2>}
 // SMALL-LABEL:  func.func @pinned
 // SMALL:          {emmy.schedule = #tile.schedule<block = [64, 32, 32], warps = [2, 1], stages = 2>}
 // OPTION-LABEL: func.func @pinned
