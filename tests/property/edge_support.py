@@ -17,7 +17,7 @@ import numpy as np
 
 import emmy
 from emmy.artefact import run_on_emulator
-from emmy.schedules import AUTO_TRANSPORT
+from emmy.schedules import AUTO_TRANSPORT, Epilogue, Schedule, problem_on_target
 from emmy.targets import get_target
 from emmy.variants import VARIANTS
 
@@ -270,16 +270,21 @@ def draw_program(chance: np.random.Generator, dynamic: bool) -> Program:
     if not dynamic:
         sizes = draw_sizes(chance, rank, 8 if chance.random() < 0.5 else 1, (True, True, True))
         static = tuple(size if chance.random() < 0.75 else None for size in sizes)
-    return Program(
-        operand,
-        result,
-        policy,
-        bool(chance.integers(2)),
-        bool(chance.integers(2)),
-        static,
-        addend=bool(operand == "f16" and chance.random() < 0.2),
-        target=one_of(chance, TARGET_NAMES),
-        schedule=tuple(schedule.items()),
+    transposes = bool(chance.integers(2)), bool(chance.integers(2))
+    addend = bool(operand == "f16" and chance.random() < 0.2)
+    target = one_of(chance, TARGET_NAMES)
+    itemsize = DTYPES[result].itemsize
+    epilogue = Epilogue(itemsize, ((True, True, itemsize),) if addend else ())
+    while refused(schedule, target, epilogue, policy) and schedule["stages"] > 1:
+        schedule["stages"] -= 1
+    return Program(operand, result, policy, *transposes, static, addend, target, tuple(schedule.items()))
+
+
+def refused(schedule: dict[str, Any], target: str, epilogue: Epilogue, policy: str) -> str | None:
+    """Why a target cannot run a schedule: it has too little shared memory."""
+    transport = "auto" if schedule["transport"] == "tma" else schedule["transport"]
+    return problem_on_target(
+        Schedule(**(schedule | {"transport": transport})), get_target(target), epilogue, policy == "f16"
     )
 
 
