@@ -329,10 +329,10 @@ class LaunchOp(IRDLOperation):
         return (self.kernel.root_reference.data,)
 
     def verify_(self) -> None:
-        check_launched(self, self.kernel.root_reference.data, self.args)
+        check_launched(self, self.kernel.root_reference.data, [cast(TensorType[Attribute], a.type) for a in self.args])
 
 
-def check_launched(op: Operation, name: str, args: Sequence[SSAValue]) -> None:
+def check_launched(op: Operation, name: str, args: Sequence[TensorType[Attribute]]) -> None:
     """The tensors fit the views of kernel `name`, if it is a `tile.kernel` of the op's module."""
     module = op
     while (parent := module.parent_op()) is not None:
@@ -343,7 +343,7 @@ def check_launched(op: Operation, name: str, args: Sequence[SSAValue]) -> None:
     views = [cast(ViewType, v.type) for v in kernel.block.args]
     if len(views) != len(args):
         raise VerifyException(f"kernel @{name} takes {len(views)} view(s), got {len(args)} tensor(s)")
-    for tensor, view in zip((cast(TensorType[Attribute], a.type) for a in args), views, strict=True):
+    for tensor, view in zip(args, views, strict=True):
         pairs = list(zip(tensor.get_shape(), view.get_shape(), strict=False))
         fits = len(tensor.get_shape()) == len(view.get_shape()) and all(t == v or DYNAMIC in (t, v) for t, v in pairs)
         if not fits or tensor.element_type != view.element_type:
@@ -358,29 +358,45 @@ class DispatchOp(IRDLOperation):
     its own number of CTAs; what they want differs in their view types. A view without strides takes a row-major tensor, static
     strides take those, `?` strides any; `align` wants what it promises (`!tile.view`). The choice is made on the host, from
     shapes, strides and addresses; a call that fits none is an error. Tensors that a kernel stores to are changed in place.
+    `@k[%ctas] transposed [0]` hands the tensor of that position to the kernel with its last two dimensions exchanged.
     """
 
     name = "tile.dispatch"
     kernels = prop_def(ArrayAttr[SymbolRefAttr])
+    transposed = prop_def(ArrayAttr[ArrayAttr[IntAttr]])
     ctas = var_operand_def(IndexType)
     args = var_operand_def(TensorType)
     irdl_options = (AttrSizedOperandSegments(as_property=True),)
 
-    def __init__(self, kernels: Sequence[str], ctas: Sequence[SSAValue], args: Sequence[SSAValue]):
+    def __init__(
+        self,
+        kernels: Sequence[str],
+        ctas: Sequence[SSAValue],
+        args: Sequence[SSAValue],
+        transposed: Sequence[Sequence[int]] | None = None,
+    ):
         symbols = ArrayAttr([SymbolRefAttr(name) for name in kernels])
-        super().__init__(operands=[ctas, args], properties={"kernels": symbols})
+        positions = ArrayAttr([int_array(one) for one in transposed or [()] * len(kernels)])
+        super().__init__(operands=[ctas, args], properties={"kernels": symbols, "transposed": positions})
 
     @property
     def names(self) -> tuple[str, ...]:
         """The kernels, the preferred one first; their numbers of CTAs are the first operands."""
         return tuple(kernel.root_reference.data for kernel in self.kernels)
 
+    def get_transposed(self) -> tuple[tuple[int, ...], ...]:
+        """For each kernel the positions of the tensors that it gets transposed."""
+        return tuple(tuple(position.data for position in positions) for positions in self.transposed)
+
     @classmethod
     def parse(cls, parser: Parser) -> DispatchOp:
-        def one() -> tuple[str, SSAValue]:
+        def one() -> tuple[str, SSAValue, Sequence[int]]:
             name = parser.parse_symbol_name().data
             with parser.in_square_brackets():
-                return name, parser.parse_operand(Index)
+                ctas = parser.parse_operand(Index)
+            if parser.parse_optional_keyword("transposed") is None:
+                return name, ctas, ()
+            return name, ctas, parse_int_list(parser)
 
         kernels = parser.parse_comma_separated_list(parser.Delimiter.SQUARE, one)
         args = parser.parse_comma_separated_list(parser.Delimiter.PAREN, parser.parse_unresolved_operand)
@@ -388,19 +404,22 @@ class DispatchOp(IRDLOperation):
         parser.parse_punctuation(":")
         types = parser.parse_comma_separated_list(parser.Delimiter.NONE, parser.parse_type) if args else []
         operands = parser.resolve_operands(args, types, parser.pos)
-        op = cls([name for name, _ in kernels], [ctas for _, ctas in kernels], operands)
+        op = cls([k[0] for k in kernels], [k[1] for k in kernels], operands, [k[2] for k in kernels])
         op.attributes = attributes
         return op
 
     def print(self, printer: Printer) -> None:
-        def one(kernel: tuple[str, SSAValue]) -> None:
+        def one(kernel: tuple[str, SSAValue, tuple[int, ...]]) -> None:
             printer.print_symbol_name(kernel[0])
             with printer.in_square_brackets():
                 printer.print_ssa_value(kernel[1])
+            if kernel[2]:
+                printer.print_string(" transposed ")
+                print_int_list(printer, kernel[2])
 
         printer.print_string(" ")
         with printer.in_square_brackets():
-            printer.print_list(list(zip(self.names, self.ctas, strict=True)), one)
+            printer.print_list(list(zip(self.names, self.ctas, self.get_transposed(), strict=True)), one)
         printer.print_string(" ")
         with printer.in_parens():
             printer.print_list(self.args, printer.print_ssa_value)
@@ -413,8 +432,21 @@ class DispatchOp(IRDLOperation):
             raise VerifyException("dispatch chooses among one kernel or more, each with a number of CTAs")
         if len(set(self.names)) != len(self.names):
             raise VerifyException("dispatch names each kernel once")
-        for name in self.names:
-            check_launched(self, name, self.args)
+        if len(self.transposed.data) != len(self.kernels.data):
+            raise VerifyException("dispatch says of each kernel which tensors it gets transposed")
+        tensors = [cast(TensorType[Attribute], arg.type) for arg in self.args]
+        for name, positions in zip(self.names, self.get_transposed(), strict=True):
+            for position in positions:
+                if not 0 <= position < len(tensors) or len(tensors[position].get_shape()) < 2:
+                    raise VerifyException(f"there is no tensor {position} of rank 2 or more to transpose for @{name}")
+            given = [_transposed(tensor) if i in positions else tensor for i, tensor in enumerate(tensors)]
+            check_launched(self, name, given)
+
+
+def _transposed(tensor: TensorType[Attribute]) -> TensorType[Attribute]:
+    """The type with its last two dimensions exchanged."""
+    *outer, rows, columns = tensor.get_shape()
+    return TensorType(tensor.element_type, [*outer, columns, rows])
 
 
 # ---- kernels ---------------------------------------------------------------------------------------------------------

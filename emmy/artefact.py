@@ -43,7 +43,7 @@ from emmy.launch_specs import Shape as Shape
 from emmy.launch_specs import TensorMapSpec as TensorMapSpec
 from emmy.launch_specs import evaluate as evaluate
 from emmy.launch_specs import row_major as row_major
-from emmy.variants import EXPORTED, PREFERRED, VARIANTS, Variant
+from emmy.variants import EXPORTED, EXPORTED_OPEN, PREFERRED, VARIANTS, Variant
 
 FORMAT = 2
 READABLE = (1, FORMAT)
@@ -110,17 +110,16 @@ class Artefact:
         sms: int = EMULATED_SMS,
         outs: Sequence[ArrayInfo] | None = None,
     ) -> BoundCall:
-        """`emmy.binding.bind`; what no kernel here takes, and a variant would, has that one compiled first."""
+        """`emmy.binding.bind`; a variant that is not here yet, and is the best for this call, is compiled first."""
         while True:
+            lacking = VARIANTS.keys() - self.supplied if self.supply is not None else frozenset[str]()
             try:
-                return bind(self.entry(entry), arrays, sms, outs)
+                return bind(self.entry(entry), arrays, sms, outs, lacking)
             except NoVariant as missing:
-                lacking = [name for name in missing.variants if name not in self.supplied]
-                if self.supply is None or not lacking:
+                if not missing.variants:
                     raise
-                if not self.add_variant(lacking[0]):
+                if not self.add_variant(missing.variants[0]) and not VARIANTS[missing.variants[0]].transposed:
                     self.supplied.update(VARIANTS)  # its kernels are for dense tensors only
-                    raise
 
     def add_variant(self, name: str) -> bool:
         """Have a variant compiled and add its kernels, in the order of preference, to the launches that have it; whether any
@@ -150,7 +149,7 @@ class Artefact:
     def _is_useful(self, name: str) -> bool:
         """Whether the sizes that are known let any launch take a kernel of a variant."""
         return any(
-            all(_rows_fit(VARIANTS[name], buffers[buffer]) for buffer in buffers_of(launch))
+            all(_rows_fit(VARIANTS[name], i, buffers[buffer]) for i, buffer in enumerate(buffers_of(launch)))
             for entry in self.entries.values()
             for buffers in (_buffers(entry),)
             for launch in entry["launches"]
@@ -161,9 +160,12 @@ class Artefact:
     def save(self, path: str | Path) -> None:
         """Write the folder `path`, replacing an artefact that is there. A reader never sees half of it.
 
-        Where there is a compiler, all variants are compiled first: what is saved takes any call.
+        Where there is a compiler, the variants of `emmy.variants.EXPORTED` are compiled first, so that what is saved takes any
+        call; of `EXPORTED_OPEN`, if the rows of an argument are `?`.
         """
-        for name in EXPORTED if self.supply is not None else ():
+        rows = [spec["shape"][-1:] for entry in self.entries.values() for spec in entry["arguments"]]
+        open_rows = any(not isinstance(size, int) for row in rows for size in row)
+        for name in (EXPORTED_OPEN if open_rows else EXPORTED) if self.supply is not None else ():
             if self._is_useful(name):
                 self.add_variant(name)
         path = Path(path)
@@ -229,9 +231,10 @@ def _buffers(entry: EntrySpec) -> dict[str, ArgumentSpec | BufferSpec]:
     return {spec["name"]: spec for spec in specs}
 
 
-def _rows_fit(variant: Variant, buffer: ArgumentSpec | BufferSpec) -> bool:
-    """Whether rows of a buffer may be what a variant wants: `?` sizes may be anything."""
-    size, itemsize = buffer["shape"][-1], DTYPES[buffer["dtype"]].itemsize
+def _rows_fit(variant: Variant, position: int, buffer: ArgumentSpec | BufferSpec) -> bool:
+    """Whether rows (columns, if transposed) of a launch's buffer may be what a variant wants: `?` sizes may be anything."""
+    axis = -2 if position in variant.transposed and len(buffer["shape"]) > 1 else -1
+    size, itemsize = buffer["shape"][axis], DTYPES[buffer["dtype"]].itemsize
     if variant.layout != "rows" or not isinstance(size, int) or size == 1:
         return True
     return size * itemsize % max(variant.align, itemsize) == 0

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -32,11 +33,11 @@ from emmy.launch_specs import (
     evaluate,
     row_major,
 )
-from emmy.variants import Lying, fitting
+from emmy.variants import VARIANTS, Lying, fitting
 
 
 class NoVariant(EmmyError):
-    """No kernel of a launch takes the call's tensors; `variants` are the names of those that would, best first."""
+    """No kernel of a launch takes the call's tensors, or one that is still to be compiled is better: `variants`, best first."""
 
     def __init__(self, message: str, variants: tuple[str, ...]):
         super().__init__(message)
@@ -153,15 +154,16 @@ def bind(
     arrays: Sequence[ArrayInfo],
     sms: int = EMULATED_SMS,
     outs: Sequence[ArrayInfo] | None = None,
+    lacking: AbstractSet[str] = frozenset(),
 ) -> BoundCall:
     """Check a call of `entry` with `arrays` (one for each argument, in order) and evaluate every expression.
 
     `sms`: multiprocessors of the device. `outs`: the caller's own results. Addresses that are not known (None) count as
-    aligned.
+    aligned. `lacking`: variants that the entry has not, but could have.
 
     Raises `EmmyError`, one sentence that names the argument, for a wrong number of arguments, dtype, rank, dimension,
     strides or alignment, for a check of the entry that fails, and for a grid beyond the hardware's limits; `NoVariant`
-    where a launch has no kernel for what is given.
+    where a launch has no kernel for what is given, or a worse one than a variant that it lacks.
     """
     specs = entry["arguments"]
     if len(arrays) != len(specs):
@@ -194,7 +196,7 @@ def bind(
     for position, buffer in enumerate((*results, *temporaries)):
         given = outs[position] if outs is not None and position < len(results) else None
         tensors.add(buffer.name, given or ArrayInfo(buffer.dtype, buffer.shape), "out" if given else f"'{buffer.name}'")
-    chosen = [_choose(launch, entry, tensors) for launch in entry["launches"]]
+    chosen = [_choose(launch, entry, tensors, lacking) for launch in entry["launches"]]
     launches = [_bind_launch(launch, tensors, passed_over) for launch, passed_over in chosen]
     named: Sequence[BufferSpec | ArgumentSpec] = [*specs, *(entry["results"] if outs is not None else [])]
     return BoundCall(
@@ -261,17 +263,32 @@ def check_outs(results: Sequence[BoundBuffer], outs: Sequence[ArrayInfo]) -> Non
 PassedOver: TypeAlias = tuple[tuple[str, str], ...]
 
 
-def _choose(launch: LaunchSpec, entry: EntrySpec, tensors: _Tensors) -> tuple[LaunchSpec, PassedOver]:
-    """The first kernel of a launch that takes the tensors, and those before it. Raises `NoVariant` if there is none."""
+def _choose(
+    launch: LaunchSpec, entry: EntrySpec, tensors: _Tensors, lacking: AbstractSet[str]
+) -> tuple[LaunchSpec, PassedOver]:
+    """The first kernel of a launch that takes the tensors, and those before it. Raises `NoVariant` if there is none, or one
+    that is `lacking` comes before it."""
     passed_over: list[tuple[str, str]] = []
+    chosen: LaunchSpec | None = None
     for candidate in (launch, *launch.get("otherwise", [])):
         problem = _refusal(candidate, entry, tensors)
         if problem is None:
-            return candidate, tuple(passed_over)
+            chosen = candidate
+            break
         passed_over.append((candidate["kernel"], problem))
+    if chosen is launch:
+        return launch, ()
+    better: tuple[str, ...] = ()
+    if "variant" in launch and lacking:
+        fits = [name for name in fitting([tensors.lying(name) for name in buffers_of(launch)]) if name in lacking]
+        last = VARIANTS[chosen["variant"]] if chosen is not None and "variant" in chosen else None
+        order = list(VARIANTS.values())
+        better = tuple(name for name in fits if last is None or order.index(VARIANTS[name]) < order.index(last))
+    if chosen is not None and not better:
+        return chosen, tuple(passed_over)
     reasons = "; ".join(f"'{kernel}': {reason}" for kernel, reason in passed_over)
     message = passed_over[0][1] if len(passed_over) == 1 else f"no kernel takes this call: {reasons}"
-    raise NoVariant(message, fitting([tensors.lying(name) for name in buffers_of(launch)]))
+    raise NoVariant(message, better)
 
 
 def buffers_of(launch: LaunchSpec) -> list[str]:
@@ -312,6 +329,12 @@ def _unmet(name: str, wanted: WantedSpec, tensors: _Tensors) -> str | None:
     )
     if 0 in shape:
         return None
+    if wanted.get("transposed", False):
+        shape, strides, label = (
+            (*shape[:-2], *shape[:-3:-1]),
+            (*strides[:-2], *strides[:-3:-1]),
+            f"{label}, transposed,",
+        )
     declared = wanted.get("strides")
     expected = row_major(shape)
     if declared is not None:
@@ -329,7 +352,7 @@ def _unmet(name: str, wanted: WantedSpec, tensors: _Tensors) -> str | None:
         return f"{label} is at address {address:#x}; it must be a multiple of {align} bytes"
     elements = max(rows // itemsize, 1)
     if shape[-1] % elements:
-        where = f"dimension {len(shape) - 1} of '{name}'"
+        where = f"dimension {len(shape) - 1 - wanted.get('transposed', False)} of '{name}'"
         return f"{where} must be a multiple of {elements} (it is {shape[-1]})"
     if any(stride % elements for stride in strides[:-1]):
         return f"{label} has strides {strides} (in elements); all but the last must be multiples of {elements}"

@@ -12,7 +12,7 @@ bases must be (level 3: `kernel_facts`).
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias, cast
 
 from xdsl.dialects import arith, func
@@ -304,10 +304,25 @@ class Buffer:
     dtype: str
     sizes: Sizes
     argument: bool
+    parts: tuple[tuple[int, Expression], ...] = ()
+    """Of a reshaped tensor, for each axis: the axis of the tensor in memory that it is a part of, and a step along that one."""
+
+    transposed: bool = False
+    """Whether it is another buffer with its last two dimensions exchanged, as a kernel reads it."""
+
+    def transpose(self) -> Buffer:
+        """The same memory with the last two dimensions exchanged."""
+        *outer, rows, columns = self.sizes
+        *first, of_rows, of_columns = self.parts or [(axis, 1) for axis in range(len(self.sizes))]
+        parts = (*first, of_columns, of_rows)
+        return replace(self, sizes=(*outer, columns, rows), parts=parts, transposed=True)
 
     def stride(self, axis: int) -> Expression:
         """The stride of an axis in elements, as the tensor lies in the call."""
-        return ["stride", self.name, axis]
+        if not self.parts:
+            return ["stride", self.name, axis]
+        whole, step = self.parts[axis]
+        return multiply(step, ["stride", self.name, whole])
 
 
 class HostEvaluator:
@@ -387,10 +402,11 @@ class HostEvaluator:
         elif isinstance(op, tile.AllocOp):
             self.buffers[op.result] = self.allocate(op)
         elif isinstance(op, tile.LaunchOp):
-            self.launches.append(self.launch(op, op.kernel.root_reference.data, op.ctas, op.args))
+            self.launches.append(self.launch(op, op.kernel.root_reference.data, op.ctas, ()))
         elif isinstance(op, tile.DispatchOp):
             first, *others = (
-                self.launch(op, name, ctas, op.args) for name, ctas in zip(op.names, op.ctas, strict=True)
+                self.launch(op, name, ctas, transposed)
+                for name, ctas, transposed in zip(op.names, op.ctas, op.get_transposed(), strict=True)
             )
             self.launches.append({**first, "otherwise": others} if others else first)
         elif isinstance(op, func.ReturnOp):
@@ -413,12 +429,15 @@ class HostEvaluator:
                 raise EmmyError(f"the function returns '{buffer.name}' twice", location_of(op))
         return buffers
 
-    def launch(self, op: Operation, name: str, ctas: SSAValue, args: Sequence[SSAValue]) -> LaunchSpec:
-        """A launch of the kernel called `name`, at `op`."""
+    def launch(
+        self, op: tile.LaunchOp | tile.DispatchOp, name: str, ctas: SSAValue, transposed: Sequence[int]
+    ) -> LaunchSpec:
+        """A launch of the kernel called `name`, at `op`; `transposed`: the tensors whose last dimensions are exchanged."""
         kernel = self.kernels.get(name)
         if kernel is None:
             raise EmmyError(f"there is no kernel @{name} at level 4", location_of(op))
-        buffers = [self.buffers[value] for value in args]
+        buffers = [self.buffers[value] for value in op.args]
+        buffers = [buffer.transpose() if i in transposed else buffer for i, buffer in enumerate(buffers)]
         facts = self.kernel_facts.get(name)
         spec: LaunchSpec = {
             "image": self.images[name],
@@ -505,6 +524,8 @@ def _wants(buffers: Sequence[Buffer], facts: KernelFacts) -> dict[str, WantedSpe
             wanted["rows"] = max(rows, before.get("rows", 0))
         if view is not None and isinstance(view.strides, ArrayAttr) and (not before or "strides" in before):
             wanted["strides"] = [None if stride == DYNAMIC else stride for stride in view.get_strides()]
+        if buffer.transposed:
+            wanted["transposed"] = True
         wants[buffer.name] = wanted
     return wants
 

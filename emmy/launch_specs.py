@@ -87,11 +87,13 @@ class TensorMapSpec(TypedDict):
 
 class WantedSpec(TypedDict):
     """What a kernel wants of a buffer: `strides` in elements (absent: row-major; None: any), its address a multiple of `align`
-    bytes, and the bytes of a row and all other strides multiples of `rows` bytes."""
+    bytes, and the bytes of a row and all other strides multiples of `rows` bytes. `transposed`: of the buffer with its last two
+    dimensions exchanged."""
 
     strides: NotRequired[list[Any]]
     align: NotRequired[int]
     rows: NotRequired[int]
+    transposed: NotRequired[bool]
 
 
 class LaunchSpec(TypedDict):

@@ -21,21 +21,27 @@ Layout = Literal["dense", "rows", "any"]
 class Variant:
     """How tensors lie. `layout`: `dense` (row-major without gaps), `rows` (rows without gaps, all other strides as they are)
     or `any`. `align`: bytes that divide addresses, rows and the other strides; 0 for what each size of the text proves, and
-    16 for `?` rows. Elements wider than `align` count as aligned to their own size."""
+    16 for `?` rows. Elements wider than `align` count as aligned to their own size. `transposed`: the operands of the product
+    (0: A, 1: B) whose columns are without gaps, not their rows: they are read as if the text had them transposed."""
 
     name: str
     layout: Layout
     align: int
+    transposed: tuple[int, ...] = ()
 
+
+TRANSPOSED: dict[str, tuple[int, ...]] = {"": (), "_ta": (0,), "_tb": (1,), "_tab": (0, 1)}
+"""How a variant's name ends, and the operands that it reads transposed."""
 
 VARIANTS: dict[str, Variant] = {
     variant.name: variant
     for variant in (
         Variant("dense", "dense", 0),
-        Variant("rows16", "rows", 16),
-        Variant("rows8", "rows", 8),
-        Variant("rows4", "rows", 4),
-        Variant("rows2", "rows", 2),
+        *(
+            Variant(f"rows{align}{ending}", "rows", align, operands)
+            for align in (16, 8, 4, 2)
+            for ending, operands in TRANSPOSED.items()
+        ),
         Variant("any", "any", 2),
     )
 }
@@ -50,8 +56,10 @@ VARIANT = "emmy.variant"
 DENSE_ALIGN = 16
 """Bytes that divide a `?` row of a dense tensor."""
 
-EXPORTED = tuple(VARIANTS)
-"""What a saved artefact holds: there is no compiler where it is loaded."""
+EXPORTED = ("rows16", "any")
+EXPORTED_OPEN = ("rows16", "rows16_ta", "rows16_tb", "rows16_tab", "rows8", "rows4", "rows2", "any")
+"""What a saved artefact holds beside the preferred variant, for there is no compiler where it is loaded: enough for any call;
+and where rows are `?`, so that more calls have unaligned ones, what is quick for these."""
 
 
 def parse_variants(text: str) -> tuple[str, ...]:
@@ -109,17 +117,22 @@ class Lying:
     itemsize: int
     single: bool = False
 
-    def fits(self, variant: Variant) -> bool:
-        """Whether a kernel of this variant takes the tensor, as far as this table knows."""
-        if variant.layout == "any" or self.single or 0 in self.shape:
+    def fits(self, variant: Variant, position: int) -> bool:
+        """Whether a kernel of this variant takes the tensor as its argument of that position, as far as this table knows."""
+        shape, strides = self.shape, self.strides
+        if position in variant.transposed:
+            if len(shape) < 2:
+                return False
+            shape, strides = (*shape[:-2], *shape[:-3:-1]), (*strides[:-2], *strides[:-3:-1])
+        elif variant.layout == "any" or self.single or 0 in shape:
             return True
-        *outer, inner = self.strides
+        *outer, inner = strides
         align = max(variant.align, self.itemsize)
-        counts = [self.address or 0, self.shape[-1] * self.itemsize, *(stride * self.itemsize for stride in outer)]
+        counts = [self.address or 0, shape[-1] * self.itemsize, *(stride * self.itemsize for stride in outer)]
         return inner == 1 and not any(count % align for count in counts)
 
 
 def fitting(tensors: Sequence[Lying]) -> tuple[str, ...]:
     """The variants other than `dense` that all tensors fit, the preferred one first."""
     rest = (variant for variant in VARIANTS.values() if variant.layout != "dense")
-    return tuple(variant.name for variant in rest if all(tensor.fits(variant) for tensor in tensors))
+    return tuple(v.name for v in rest if all(tensor.fits(v, position) for position, tensor in enumerate(tensors)))

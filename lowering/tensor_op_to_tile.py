@@ -118,12 +118,13 @@ def lower_function(module: ModuleOp, function: func.FuncOp, names: set[str], var
     for i, group in enumerate(groups):
         base = f"{function.sym_name.data}_kernel{i if len(groups) > 1 else ''}"
         kernels: list[KernelOp] = []
-        for variant in variants:
+        own = [v for v in variants if _has_variant(group, v)] or [VARIANTS[PREFERRED]]
+        for variant in own:
             name = _fresh(base if variant.name == PREFERRED else f"{base}_{variant.name}", names)
             kernels.append(_kernel(name, group, variant))
             module.body.block.insert_op_after(kernels[-1], anchor)
             anchor = kernels[-1]
-        _launch(function.body.block, group, kernels)
+        _launch(function.body.block, group, kernels, [variant.transposed for variant in own])
     for op in reversed(ops):
         op.detach()
         op.erase()
@@ -188,7 +189,18 @@ def _fresh(name: str, names: set[str]) -> str:
 # ---- the host's side -------------------------------------------------------------------------------------------------
 
 
-def _launch(block: Block, group: Group, kernels: Sequence[KernelOp]) -> None:
+def _has_variant(group: Group, variant: Variant) -> bool:
+    """Whether a group can be computed by a variant: what is read transposed is read by the product only."""
+    matmul = group.matmul
+    if not variant.transposed:
+        return True
+    if matmul is None or matmul.a is matmul.b:
+        return False
+    read = {value for op in group.elementwise for value in op.operands}
+    return not any((matmul.a, matmul.b)[operand] in read for operand in variant.transposed)
+
+
+def _launch(block: Block, group: Group, kernels: Sequence[KernelOp], transposed: Sequence[tuple[int, ...]]) -> None:
     """Allocate the group's results and launch its kernel, or the variant that fits, where the group's last op stands;
     readers take the new tensors."""
     emit = Emitter(block, group.ops[-1], anchor=group.ops[-1])
@@ -222,10 +234,11 @@ def _launch(block: Block, group: Group, kernels: Sequence[KernelOp]) -> None:
         results.append(emit.value(AllocOp(sizes, value.type)))
         results[-1].name_hint = value.name_hint
     launches = [(kernel.sym_name.data, ctas(_blocks(kernel))) for kernel in kernels]
-    if len(launches) == 1:
+    if len(launches) == 1 and not transposed[0]:
         emit(LaunchOp(*launches[0], [*inputs, *results]))
     else:
-        emit(DispatchOp([name for name, _ in launches], [count for _, count in launches], [*inputs, *results]))
+        names, counts_of = [name for name, _ in launches], [count for _, count in launches]
+        emit(DispatchOp(names, counts_of, [*inputs, *results], transposed))
     ops = set(group.ops)
     for value, result in zip(outputs, results, strict=True):
         value.replace_uses_with_if(result, lambda use: use.operation not in ops)
@@ -275,7 +288,8 @@ class Body:
         self.variant = variant
         self.blocks = tuple(blocks)
         tensors = [*group.inputs(), *group.outputs()]
-        types = [view_type(tensor_type(t), variant) for t in tensors]
+        types = [view_type(tensor_type(t), variant, i) for i, t in enumerate(tensors)]
+        self.transposed = [tensors[operand] for operand in variant.transposed]
         self.block = Block(arg_types=types)
         self.emit = Emitter(self.block, group.matmul or group.ops[0])
         self.views: dict[SSAValue, SSAValue] = dict(zip(tensors, self.block.args, strict=True))
@@ -298,6 +312,9 @@ class Body:
         """The size of an axis of an input, or the constant `axis`."""
         if tensor is None:
             return self.constant(axis)
+        rank = len(tensor_type(tensor).get_shape())
+        if tensor in self.transposed and axis >= rank - 2:
+            axis = 2 * rank - 3 - axis
         size = self.emit.value(DimOp(self.views[tensor], axis))
         size.name_hint = f"{tensor.name_hint or 'size'}_{axis}"
         return size
@@ -357,10 +374,12 @@ class Body:
         return self.cast(self.emit.value(TileMapOp(op.kind, args, TileType.get(shape, f32))), element)
 
 
-def view_type(tensor: TensorType[Attribute], variant: Variant) -> ViewType:
-    """The view of a tensor in a kernel of a variant. Rows of static sizes prove their alignment themselves; of a row of one
-    element nothing is wanted."""
+def view_type(tensor: TensorType[Attribute], variant: Variant, position: int) -> ViewType:
+    """The view of the tensor of that position in a kernel of a variant. Rows of static sizes prove their alignment themselves;
+    of a row of one element nothing is wanted."""
     shape, element = tensor.get_shape(), tensor.element_type
+    if position in variant.transposed:
+        shape = (*shape[:-2], *shape[:-3:-1])
     size = cast(AnyFloat, element).bitwidth // 8
     if variant.layout == "dense":
         return ViewType.get(shape, element, None, DENSE_ALIGN if shape[-1] == DYNAMIC else 0)
@@ -404,7 +423,11 @@ def _matmul_kernel(name: str, group: Group, matmul: MatmulOp, variant: Variant) 
 def _contract(body: Body, matmul: MatmulOp, schedule: ScheduleAttr, policy: AccumulateAttr) -> SSAValue:
     """The loop over K: a tile of f32, or of f16 if the policy sums in f16 throughout."""
     (rows, columns, step), emit = schedule.data.block, body.emit
-    transpose_a, transpose_b = matmul.transpose_a is not None, matmul.transpose_b is not None
+    # As the operands lie in memory: a variant may read one as if the text had it the other way round.
+    transpose_a, transpose_b = (
+        (flag is not None) != (operand in body.variant.transposed)
+        for operand, flag in enumerate((matmul.transpose_a, matmul.transpose_b))
+    )
     element = tensor_type(matmul.a).element_type
     sum_type = TileType.get((rows, columns), f16 if policy.policy.data == "f16" else f32)
     a_type = TileType.get((step, rows) if transpose_a else (rows, step), element)

@@ -77,7 +77,7 @@ def _step(module: ModuleOp, op: Operation, values: dict[SSAValue, Any], run_kern
         run_kernel(kernel, [cast(Array, values[a]) for a in op.args], int(values[op.ctas]))
     elif isinstance(op, tile.DispatchOp):
         arrays = [cast(Array, values[a]) for a in op.args]
-        position, kernel = _choose(module, op, arrays)
+        position, kernel, arrays = _choose(module, op, arrays)
         run_kernel(kernel, arrays, int(values[op.ctas[position]]))
     else:
         result = evaluate_scalar(op, [values[v] for v in op.operands])
@@ -86,15 +86,16 @@ def _step(module: ModuleOp, op: Operation, values: dict[SSAValue, Any], run_kern
         values[op.results[0]] = result
 
 
-def _choose(module: ModuleOp, op: tile.DispatchOp, arrays: Sequence[Array]) -> tuple[int, Operation]:
-    """The first kernel whose views the arrays are, as they lie in memory, and its position."""
-    for position, name in enumerate(op.names):
+def _choose(module: ModuleOp, op: tile.DispatchOp, tensors: Sequence[Array]) -> tuple[int, Operation, list[Array]]:
+    """The first kernel whose views the arrays are, as they lie in memory; its position, and the arrays as it gets them."""
+    for position, (name, transposed) in enumerate(zip(op.names, op.get_transposed(), strict=True)):
+        arrays = [t.swapaxes(-1, -2) if number in transposed else t for number, t in enumerate(tensors)]
         kernel = find_symbol(module, name)
         if not isinstance(kernel, tile.KernelOp):
             raise EmmyError(f"the module has no kernel @{name} of level 2 or 3", location_of(op))
         views = [cast(tile.ViewType, arg.type) for arg in kernel.block.args]
         if all(_lies_as(view, array) for view, array in zip(views, arrays, strict=True)):
-            return position, kernel
+            return position, kernel, arrays
     raise EmmyError(f"the arrays fit the views of none of {', '.join(op.names)}", location_of(op))
 
 

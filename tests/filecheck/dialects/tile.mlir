@@ -9,13 +9,16 @@ func.func @host(%a: tensor<?x3840xf16>, %b: tensor<4096x3840xf16>) -> tensor<?x4
   %c = tile.alloc [%M] : tensor<?x4096xf16>
   // CHECK:         tile.launch @kernel[%M] (%a, %b, %c) : tensor<?x3840xf16>, tensor<4096x3840xf16>, tensor<?x4096xf16>
   tile.launch @kernel[%M] (%a, %b, %c) : tensor<?x3840xf16>, tensor<4096x3840xf16>, tensor<?x4096xf16>
-  // CHECK-NEXT:    tile.dispatch [@kernel[%M], @other[%M]] (%a, %b, %c) : tensor<?x3840xf16>, tensor<4096x3840xf16>, tensor<?x4096xf16>
-  tile.dispatch [@kernel[%M], @other[%M]] (%a, %b, %c) : tensor<?x3840xf16>, tensor<4096x3840xf16>, tensor<?x4096xf16>
+  // CHECK-NEXT:    tile.dispatch [@kernel[%M], @other[%M], @columns[%M] transposed [0]] (%a, %b, %c) : tensor<?x3840xf16>, tensor<4096x3840xf16>, tensor<?x4096xf16>
+  tile.dispatch [@kernel[%M], @other[%M], @columns[%M] transposed [0]] (%a, %b, %c) : tensor<?x3840xf16>, tensor<4096x3840xf16>, tensor<?x4096xf16>
   func.return %c : tensor<?x4096xf16>
 }
 
 // CHECK:       tile.kernel @other(%a: !tile.view<?x3840xf16, strides [?, ?], align 2>, %b: !tile.view<4096x3840xf16, align 8>, %c: !tile.view<?x4096xf16, strides [?, 1], align 16>) {
 tile.kernel @other(%a: !tile.view<?x3840xf16, align 2, strides [?, ?]>, %b: !tile.view<4096x3840xf16, align 8>, %c: !tile.view<?x4096xf16, strides [?, 1], align 16>) {
+}
+
+tile.kernel @columns(%a: !tile.view<3840x?xf16, strides [?, 1], align 16>, %b: !tile.view<4096x3840xf16>, %c: !tile.view<?x4096xf16>) {
 }
 
 // Fields of a schedule that have their default are not printed.
