@@ -57,6 +57,7 @@ DEFAULT: tuple[Step, ...] = (
     Step("level3", "cse", ("tile.kernel",)),
     Step("level3", "unroll-loops", ("async_copy.slot",)),
     Step("ptx", "lower-to-ptx", ("tile.kernel",)),
+    Step("ptx", "spread-copies", ("ptx.cp_async_commit_group",)),
 )
 """Options named `target` are filled in by whoever runs the pipeline; everything else is in the schedule."""
 

@@ -41,6 +41,7 @@ PASSES: dict[str, str] = {
     "order-tiles": "emmy.passes.order_tiles",
     "unroll-loops": "emmy.passes.unroll_loops",
     "lower-to-ptx": "emmy.lowering.level3_to_ptx",
+    "spread-copies": "emmy.passes.spread_copies",
 }
 """Emmy's passes, in the order of the default pipeline, and the module in which each is defined."""
 

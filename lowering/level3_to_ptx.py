@@ -42,6 +42,7 @@ from emmy.lowering.ptx_maps import Argument
 from emmy.lowering.ptx_shapes import Registers, shape_of
 from emmy.lowering.ptx_wgmma import InPlace, WarpgroupProducts
 from emmy.passes.allocate_shared import SHARED_BYTES
+from emmy.passes.spread_copies import BATCHES
 from emmy.schedules import Schedule, entry_registers
 from emmy.targets import Target, get_target
 
@@ -148,6 +149,8 @@ class KernelLowering(EventLowering):
             tensor_maps=list(self.maps),
         )
         new.location = self.kernel.location
+        if self.schedule is not None and self.schedule.batches > 1:
+            new.attributes[BATCHES] = IntegerAttr(self.schedule.batches, i64)
         return new
 
     # ---- roles -------------------------------------------------------------------------------------------------------

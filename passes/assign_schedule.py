@@ -47,6 +47,7 @@ SCALARS = (
     "fragments",
     "epilogue",
     "sites",
+    "batches",
     "unroll",
     "promote",
     "promotion",
@@ -86,6 +87,7 @@ class AssignSchedule(ModulePass):
     epilogue: str = ""
     sites: str = ""
     delay: int = -1
+    batches: int = 0
     prefetch: int = -1
     unroll: int = 0
     promote: int = 0

@@ -11,7 +11,7 @@
 // SMALL-LABEL:  func.func @large
 // SMALL:          tensor_op.matmul %x, %w transpose_b {emmy.schedule = #tile.schedule<block = [128, 256, 32], warps = [2, 4], stages = 4, delay = 0>}
 // OPTION-LABEL: func.func @large
-// OPTION:         {emmy.schedule = #tile.schedule<block = [128, 256, 32], warps = [4, 4], stages = 5, transport = plain, raster = 1, opt_level = 1>}
+// OPTION:         {emmy.schedule = #tile.schedule<block = [128, 256, 32], warps = [4, 4], stages = 5, transport = plain, raster = 1, delay = 0, batches = 3, opt_level = 1>}
 func.func @large(%x: tensor<?x3840xf16>, %w: tensor<4096x3840xf16>) -> tensor<?x4096xf16> {
   %y = tensor_op.matmul %x, %w transpose_b : (tensor<?x3840xf16>, tensor<4096x3840xf16>) -> tensor<?x4096xf16>
   func.return %y : tensor<?x4096xf16>
