@@ -4,7 +4,8 @@
     python -m emmy.bench.prepare DIR --suite gemm --ablate roles,stages=2|3|4,transport,accumulate
 
 Suites: `gemm` (the six shapes quoted in docs/, timed), `squares` (512 to 8192), `gemma4` (every projection of
-docs/examples at 512 and 4096 tokens, compiled once with `?` tokens), `integers` (small products whose bits the emulator
+docs/examples at 512 and 4096 tokens, compiled once with `?` tokens), `projections` (the six shapes and every product of Gemma 4
+at 512, 2048 and 4096 tokens with all sizes known, f16 and bf16, timed), `integers` (small products whose bits the emulator
 foretells), `stress` (products with few and many k-tiles and with edges, for `--check-only --repeats 3000`), `ragged` (313
 products of any size in any layout, three of them with more than 2^31 elements, for `--check-only --repeats 2`), `dynamic` (the
 six shapes with `?` for every size, timed against static ones: as the compiler schedules them, and with the static schedule).
@@ -50,6 +51,20 @@ SIX = (
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "docs" / "examples"
 """Of the checkout that this file is in: the examples are no part of the wheel."""
+
+PROJECTIONS = (
+    (4096, 3840),
+    (2048, 3840),
+    (3840, 4096),
+    (8192, 3840),
+    (512, 3840),
+    (3840, 8192),
+    (15360, 3840),
+    (30720, 3840),
+    (3840, 15360),
+    (262144, 3840),
+)
+"""N, K of Gemma 4 12B: q, k and v each, o; of global layers q, k, o; gate and up alone and together, down, logits."""
 
 SQUARES = (512, 1024, 2048, 4096, 8192)
 TOKENS = (512, 4096)
@@ -125,6 +140,16 @@ def gemma4() -> Iterator[Work]:
             yield Work(path, path.stem, case)
 
 
+def projections() -> Iterator[Work]:
+    """The six shapes and the products of every projection at three numbers of tokens, f16 and bf16."""
+    for dtype in ("f16", "bf16"):
+        yield from (product(m, n, k, dtype, suite="six" if dtype == "f16" else "six bf16") for m, n, k in SIX)
+        for tokens in (512, 2048, 4096):
+            for n, k in PROJECTIONS:
+                if (tokens, n, k) not in SIX:
+                    yield product(tokens, n, k, dtype, suite=f"{tokens} tokens")
+
+
 def integers() -> Iterator[Work]:
     """Products of small integers: exact on any machine, and foretold bit for bit by the emulator."""
     for m, n, k in INTEGERS:
@@ -165,6 +190,7 @@ SUITES = {
     "gemm": gemm,
     "squares": squares,
     "gemma4": gemma4,
+    "projections": projections,
     "integers": integers,
     "stress": stress,
     "ragged": ragged,
