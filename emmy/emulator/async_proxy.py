@@ -53,8 +53,10 @@ def begin_wgmma(shared: SharedMemory, cells: Array, epoch: int, first_warp: int,
     if bad.any():
         shared.bad_state(cells[:, None], bad[:, None], _full(cells, first_warp), _full(cells, ALL_LANES))
     clocks = shared.clocks
-    for warp in range(first_warp, first_warp + WARPGROUP):
-        _check_writers(shared, cells, clocks.known[warp], warp, ALL_LANES, "the wgmma", "reads")
+    fewest = clocks.known[first_warp : first_warp + WARPGROUP, clocks.fence_of].min(axis=0)
+    if ((shared.write_stamp[cells] >> 32) > fewest[shared.writer[cells]]).any():
+        for warp in range(first_warp, first_warp + WARPGROUP):
+            _check_writers(shared, cells, clocks.known[warp], warp, ALL_LANES, "the wgmma", "reads")
     stamp = stamp_of(np.array(epoch), line, np.array(ALL_LANES))
     shared.read_stamp[cells, clocks.wgmma + queue] = stamp
 
@@ -66,11 +68,9 @@ def _full(cells: Array, value: int) -> Array:
 def _check_writers(shared: SharedMemory, cells: Array, known: Array, warp: int, lane: int, who: str, verb: str) -> None:
     clocks = shared.clocks
     writer, stamp = shared.writer[cells], shared.write_stamp[cells]
-    # Generic writers count from their fence on: warps, and cp.async queues, have a component for that.
-    fence = np.arange(clocks.agents)
-    fence[: clocks.warps] = clocks.fenced + clocks.own
-    fence[clocks.queue : clocks.fenced] = clocks.fenced_queue + clocks.own
-    bad = (stamp >> 32) > known[fence[writer]]
+    bad = (stamp >> 32) > known[clocks.fence_of[writer]]
+    if not bad.any():
+        return
     for i in np.flatnonzero(bad):
         agent, at, cell = int(writer[i]), int(stamp[i]), int(cells[i])
         if _fenced_by_itself(shared, agent, at, warp, lane):

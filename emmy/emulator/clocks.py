@@ -38,6 +38,10 @@ class Clocks:
         self.most_mbarriers = MOST_MBARRIERS * ctas
         self.agents = self.mbarriers + self.most_mbarriers
         self.own = np.arange(warps)
+        # Where the async proxy looks an agent's epoch up: generic writers, warps and cp.async queues, count from their fence on.
+        self.fence_of = np.arange(self.agents)
+        self.fence_of[:warps] = self.fenced + self.own
+        self.fence_of[self.queue : self.fenced] = self.fenced_queue + self.own
         self.reset()
 
     def reset(self) -> None:

@@ -24,6 +24,7 @@ from emmy.emulator.tensor_map import MAP_BYTES, BoundMap, TensorMap
 Argument = Array | Uninitialised | Pointer | int | float | bytes | np.generic
 DEFAULT_BUDGET = 50_000_000
 MOST_SHARED_BYTES = 232_448  # of a CTA on sm_90, the largest of all targets
+MOST_GRANULE = 8  # bytes: of an mbarrier
 MOST_CTAS = 8  # of a portable cluster
 
 
@@ -114,7 +115,7 @@ def _decode(kernel: Kernel) -> Program:
     operations = [decode(instruction, kernel.module) for instruction in kernel.instructions]
     widths = [o.shared_bytes for o in operations if o.shared_bytes]
     uses = [register_uses(*pair) for pair in zip(kernel.instructions, operations, strict=True)]
-    return Program(kernel, operations, uses, min([4, *widths]), any(o.reads_late for o in operations))
+    return Program(kernel, operations, uses, min([MOST_GRANULE, *widths]), any(o.reads_late for o in operations))
 
 
 def _check_block(kernel: Kernel, grid: Dimensions, block: Dimensions) -> None:

@@ -48,7 +48,7 @@ PARAMETER_WINDOW = 1 << 32  # generic address of parameter space: beyond shared 
 
 @dataclass(frozen=True)
 class Program:
-    """A kernel with its decoded instructions; `granule`: bytes of the narrowest shared access (1, 2 or 4).
+    """A kernel with its decoded instructions; `granule`: bytes of the narrowest shared access (1, 2, 4 or 8).
 
     uses: of each instruction, the numbers of the registers that it reads and of those that it makes whole.
     late_readers: some instruction reads shared memory after it was issued.

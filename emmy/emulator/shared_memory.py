@@ -1,7 +1,7 @@
 """Shared memory of the CTAs that run together (a cluster, mostly of one): bytes, a shadow that knows what is initialised
 or in flight, and the race detector.
 
-The shadow's granule is the narrowest shared access of the kernel (at most 4 bytes), so that every access covers whole
+The shadow's granule is the narrowest shared access of the kernel (at most 8 bytes), so that every access covers whole
 granules. For each granule it keeps the last writer and, for each warp, the last read; `clocks` decides whether they are
 ordered before a new access. Reads and writes by different warps (or lanes of one warp) without order are races.
 What TMA reads and writes is checked by `async_proxy` on the same shadow.
