@@ -137,6 +137,8 @@ class Liveness:
         end = self.number()
         for value in self.loops.pop():
             self.end[value] = max(self.end[value], end + READ)
+            for arm in self.arms:  # a region that holds the loop reads it as long as the loop runs
+                arm[value] = max(arm[value], end + READ)
         self.end[block.args[0]] = end + WRITE
         self.define(op.results, at_yield + WRITE)
         for result in op.results:

@@ -187,6 +187,30 @@ def test_ifs_give_values_and_may_stand_in_loops(n: int):
     assert out.tolist() == same(a, b, written)
 
 
+@pytest.mark.parametrize("n", [1, 2, 5])
+def test_a_loop_in_a_region_reads_what_the_other_region_reads_too_until_it_ends(n: int):
+    """`%v` starts the inner loop each time, so that what the inner loop carries may not take its register."""
+    body = """
+      %v = ptx.mad_lo_s32 %tid, %c0, %n
+      %p = ptx.setp_lt_s32 %c0, %n
+      %r = scf.if %p -> (i32) {
+        %s = scf.for %i = %c0 to %n step %c1 iter_args(%a = %c7) -> (i32) : i32 {
+          %t = scf.for %j = %c0 to %c3 step %c1 iter_args(%b = %v) -> (i32) : i32 {
+            %d = ptx.add_s32 %b, %c1
+            scf.yield %d : i32
+          }
+          %e = ptx.add_s32 %a, %t
+          scf.yield %e : i32
+        }
+        scf.yield %s : i32
+      } else {
+        %u = ptx.add_s32 %v, %c1
+        scf.yield %u : i32
+      }
+    """
+    assert run(body + store("r"), n) == same(7 + n * (n + 3))
+
+
 def test_a_predicated_load_keeps_the_other_value():
     body = """
       ptx.st_global_b32 %at, %tid, 0
