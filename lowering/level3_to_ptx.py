@@ -42,6 +42,7 @@ from emmy.lowering.ptx_maps import Argument
 from emmy.lowering.ptx_shapes import Registers, shape_of
 from emmy.lowering.ptx_wgmma import InPlace, WarpgroupProducts
 from emmy.passes.allocate_shared import SHARED_BYTES
+from emmy.passes.bounds import may_overrun
 from emmy.passes.spread_copies import BATCHES
 from emmy.schedules import Schedule, entry_registers
 from emmy.targets import Target, get_target
@@ -128,7 +129,8 @@ class KernelLowering(EventLowering):
             given = [next(parameters) for _ in kind]
             for name, parameter in zip(kind, given, strict=True):
                 parameter.name_hint = f"{arg.name_hint or 'view'}_{name.split()[0]}"
-            self.views[arg] = make_view(builder, cast(tile.ViewType, arg.type), given)
+            view = make_view(builder, cast(tile.ViewType, arg.type), given)
+            self.views[arg] = view.with_bounds(builder) if may_overrun(kernel, number) else view
             self.view_numbers[arg] = number
 
     def lower(self) -> KernelOp:

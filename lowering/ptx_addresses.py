@@ -7,7 +7,7 @@ immediate. A global address is a 64-bit base for what a thread keeps, plus what 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import cast
 
 import numpy as np
@@ -204,6 +204,11 @@ class View:
     def rank(self) -> int:
         """Number of dimensions."""
         return len(self.sizes)
+
+    def with_bounds(self, builder: Builder) -> View:
+        """The same view for boxes that may pass its end: sizes in registers, from which no bound is left out."""
+        sizes = tuple(builder.constant(size) if isinstance(size, int) else size for size in self.sizes)
+        return replace(self, sizes=sizes)
 
 
 def parameter_kinds(number: int, type_: tile.ViewType) -> list[str]:

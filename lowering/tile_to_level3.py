@@ -38,6 +38,7 @@ from emmy.lowering.tile_rings import (
     unique_name,
     view_name,
 )
+from emmy.passes.bounds import note_overruns
 from emmy.passes.emitter import Emitter
 from emmy.schedules import ELEMENTWISE_SCHEDULE, Schedule
 from emmy.targets import TARGETS, get_target
@@ -67,7 +68,8 @@ class LowerTile(ModulePass):
       epilogue is `shared`, unless that is larger than both the loops' rings and the memory of a CTA (of `target`, by default
       of the smallest one): then, and with epilogue `direct`, it is `mma.store_global`, as it is for one row or column;
     * an accumulation policy that is more than the types say (hybrid) stays on `mma.mma`; with `overflow = redo` the loop is
-      followed by its second computation in f32 (`tile_redo`), for sums that are not finite.
+      followed by its second computation in f32 (`tile_redo`), for sums that are not finite;
+    * views of which a box may pass the end, although the tile divides the size, are in the kernel's `emmy.overruns`.
 
     Before:
         %acc = scf.for %k = %c0 to %K step %c64 iter_args(%s = %zero) -> (!tile.tile<128x256xf32>) {
@@ -148,6 +150,7 @@ class Plan:
 
 def lower_kernel(kernel: tile.KernelOp, limit: int) -> None:
     """Rewrite one kernel; `limit` is the bytes of shared memory that a staged result may always take."""
+    note_overruns(kernel)
     plan = make_plan(kernel, limit)
     producer, consumer = Block(), Block()
     ProducerHalf(plan).build(producer)

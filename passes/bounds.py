@@ -1,0 +1,103 @@
+"""How far a box of a kernel of level 2 may reach, from what the IR proves."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+from typing import cast
+
+from xdsl.dialects import arith, scf
+from xdsl.dialects.builtin import DenseArrayBase, i64
+from xdsl.ir import Block, Operation, SSAValue
+
+from emmy.dialects import tile
+from emmy.dialects.common import DYNAMIC
+from emmy.passes.alignment import divisor
+from emmy.passes.constants import constant
+
+OVERRUNS = "emmy.overruns"
+"""Attribute of a kernel: the arguments whose boxes may pass the end although the size is a multiple of the box's."""
+
+
+def greatest(value: SSAValue) -> int | None:
+    """The greatest value that an index (never negative) provably has, or None."""
+    known = constant(value)
+    if known is not None:
+        return known
+    owner = value.owner
+    if isinstance(owner, Block):
+        loop = owner.parent_op()
+        if not isinstance(loop, scf.ForOp) or value is not owner.args[0]:
+            return None
+        return _last_multiple(greatest(loop.ub), divisor(value))
+    if isinstance(owner, tile.GridOp):
+        axis = list(owner.offsets).index(value)  # pyright: ignore[reportArgumentType]
+        return _last_multiple(greatest(owner.extents[axis]), owner.get_blocks()[axis])
+    return _of_parts(owner, [greatest(operand) for operand in owner.operands])
+
+
+def _of_parts(owner: Operation, parts: list[int | None]) -> int | None:
+    """The same for the result of an op, from what its operands have at most."""
+    if isinstance(owner, arith.MinUIOp | arith.MinSIOp):
+        return min((part for part in parts if part is not None), default=None)
+    if isinstance(owner, arith.SelectOp):
+        parts = parts[1:]
+    known = [part for part in parts if part is not None]
+    if len(known) < len(parts):
+        return None
+    match owner:
+        case arith.AddiOp():
+            return sum(known)
+        case arith.MuliOp():
+            return prod(known)
+        case arith.MaxUIOp() | arith.MaxSIOp() | arith.SelectOp():
+            return max(known)
+        case arith.SubiOp():
+            return known[0]
+        case arith.DivUIOp():
+            return known[0] // (constant(owner.rhs) or 1)
+        case arith.RemUIOp():
+            return min(known[0], known[1] - 1)
+        case _:
+            return None
+
+
+def _last_multiple(end: int | None, step: int) -> int | None:
+    """The last multiple of `step` below `end`; 0 stands for a value that is 0."""
+    if end is None:
+        return None
+    return max(end - 1, 0) // step * step if step else 0
+
+
+def note_overruns(kernel: tile.KernelOp) -> None:
+    """Write `emmy.overruns` on a kernel of level 2, if there are any.
+
+    A box begins at a multiple of its extent, so that it lies inside a view whose size is one too, if the offset stays below
+    the size: as it does where the loop or the grid ends there, and as it need not where the text says otherwise.
+    """
+    arguments: list[SSAValue] = list(kernel.block.args)
+    found: set[int] = set()
+    for op in kernel.walk():
+        if isinstance(op, tile.LoadOp | tile.StoreOp):
+            box = op.result if isinstance(op, tile.LoadOp) else op.value
+            # The sizes of a slice are in registers anyway.
+            if op.view in arguments and _may_pass(op.view, op.indices, cast(tile.TileType, box.type).get_shape()):
+                found.add(arguments.index(op.view))
+    if found:
+        kernel.attributes[OVERRUNS] = DenseArrayBase.from_list(i64, sorted(found))
+
+
+def may_overrun(kernel: tile.KernelOp, argument: int) -> bool:
+    """Whether `emmy.overruns` names an argument."""
+    noted = kernel.attributes.get(OVERRUNS)
+    return isinstance(noted, DenseArrayBase) and argument in cast(Sequence[int], noted.get_values())
+
+
+def _may_pass(view: SSAValue, indices: Sequence[SSAValue], box: Sequence[int]) -> bool:
+    sizes = cast(tile.ViewType, view.type).get_shape()
+    for size, index, extent in list(zip(reversed(sizes), reversed(indices), reversed(box), strict=False))[:2]:
+        if size != DYNAMIC and size % extent == 0:
+            last = greatest(index)
+            if last is None or last + extent > size:
+                return True
+    return False
