@@ -8,8 +8,9 @@ A parameter that holds a tensor map takes a `TensorMap(array, element_bytes, siz
 It reports as `EmulatorError`, with the PTX line: unknown instructions and modifiers (when the text is parsed),
 divergent branches, reads of registers, shared or global bytes that were never written, out-of-bounds and misaligned
 accesses, reads of asynchronous copies that were not waited for, races between warps (or lanes) through shared memory,
-missing proxy fences before TMA, deadlocks and endless loops. Lanes of a warp are NumPy vectors of 32; warps that stand
-at one instruction share a call.
+missing proxy fences before TMA and wgmma, registers of a wgmma in flight, shared memory of a CTA that has ended,
+deadlocks and endless loops. Lanes of a warp are NumPy vectors of 32; warps that stand at one instruction share a call.
+The CTAs of a cluster run together, as the warps of one machine.
 """
 
 from emmy.emulator.faults import EmulatorError
