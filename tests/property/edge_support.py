@@ -17,9 +17,8 @@ import numpy as np
 
 import emmy
 from emmy.artefact import run_on_emulator
-from emmy.schedules import AUTO_TRANSPORT, Epilogue, Schedule, problem_on_target
+from emmy.schedules import AUTO_TRANSPORT, WARPGROUP_ATOM, Epilogue, Schedule, problem_on_target
 from emmy.targets import get_target
-from emmy.variants import VARIANTS
 
 DTYPES = {"f16": np.dtype(np.float16), "bf16": np.dtype(ml_dtypes.bfloat16), "f32": np.dtype(np.float32)}
 HALF_ULP = {"f16": 2.0**-11, "bf16": 2.0**-8, "f32": 2.0**-24}
@@ -76,18 +75,14 @@ class Program:
         return (*batch, *a), (*batch, *b), (*batch, m, n)
 
     def compile(self) -> Compiled:
-        """By TMA where that is what the schedule says and a tensor allows; with all variants where no size is given, so that a
-        call takes the best one whatever was called before."""
+        """By TMA where that is what the schedule says and a tensor allows; variants are compiled when they are met."""
         schedule = dict(self.schedule)
         preferred = AUTO_TRANSPORT[self.target]
         if schedule["transport"] == "tma":
             schedule["transport"], preferred = "auto", "tma" if get_target(self.target).tma else "cp_async"
         with patch.dict(AUTO_TRANSPORT, {self.target: preferred}):
             module = emmy.compile(self.text, self.target, schedule=schedule, verify_each=False)
-            compiled = Compiled(self, module.portable_artefact, preferred)
-            for variant in VARIANTS if not any(self.static) else ():
-                compiled.artefact.add_variant(variant)
-            return compiled
+            return Compiled(self, module.portable_artefact, preferred)
 
 
 @dataclass(frozen=True)
@@ -220,6 +215,7 @@ FIELDS = {
     "prefetch": (0, 1),
     "unroll": (1, 1, 2),
 }
+WGMMA_TILES = (((64, 64, 32), (4, 1)), ((64, 32, 64), (4, 1)), ((64, 96, 64), (4, 1)), ((128, 64, 64), (8, 1)))
 TARGET_NAMES = ("sm_80", "sm_89", "sm_90a", "sm_90a", "sm_120a")
 CORNERS = (
     0,
@@ -259,8 +255,8 @@ def one_of(chance: np.random.Generator, values: Any) -> Any:
     return values[int(chance.integers(len(values)))]
 
 
-def draw_program(chance: np.random.Generator, dynamic: bool) -> Program:
-    """Any product with any schedule. `dynamic`: every size is `?`, else some are given."""
+def draw_program(chance: np.random.Generator, dynamic: bool, wgmma: bool = False) -> Program:
+    """Any product with any schedule. `dynamic`: every size is `?`, else some are given. `wgmma`: products of warpgroups."""
     operand, result = one_of(chance, TYPES)
     policy = one_of(chance, POLICIES) if operand == "f16" and chance.random() < 0.6 else "f32"
     block, warps = one_of(chance, TILES)
@@ -268,11 +264,23 @@ def draw_program(chance: np.random.Generator, dynamic: bool) -> Program:
     rank = one_of(chance, (0, 0, 0, 1, 1, 2))
     static: tuple[int | None, ...] = (None,) * (rank + 3)
     if not dynamic:
-        sizes = draw_sizes(chance, rank, 8 if chance.random() < 0.5 else 1, (True, True, True))
+        # wgmma that the text asks for is refused where the text says that TMA cannot move an operand.
+        sizes = draw_sizes(chance, rank, 8 if chance.random() < 0.5 or wgmma else 1, (True, True, True))
         static = tuple(size if chance.random() < 0.75 else None for size in sizes)
     transposes = bool(chance.integers(2)), bool(chance.integers(2))
     addend = bool(operand == "f16" and chance.random() < 0.2)
     target = one_of(chance, TARGET_NAMES)
+    if wgmma:
+        block, warps = one_of(chance, WGMMA_TILES)
+        columns = one_of(chance, (0, 32))
+        schedule |= {
+            "atom": WARPGROUP_ATOM,
+            "block": block,
+            "warps": warps,
+            "transport": "auto",
+            "store_columns": columns,
+        }
+        policy, target = policy if policy in ("f32", "f16") else "f32", "sm_90a"
     itemsize = DTYPES[result].itemsize
     epilogue = Epilogue(itemsize, ((True, True, itemsize),) if addend else ())
     while refused(schedule, target, epilogue, policy) and schedule["stages"] > 1:
@@ -392,23 +400,25 @@ def draw_view(chance: np.random.Generator, shape: Shape, manner: Manner, overlap
     return View(tuple(strides), int(one_of(chance, (0, granule * int(chance.integers(0, 24 // granule))))))
 
 
-def draw_group(seed: int, group: int, dynamic_cases: int, static_cases: int) -> Iterator[tuple[Program, Case]]:
+def draw_group(
+    seed: int, group: int, dynamic_cases: int, static_cases: int, wgmma: bool = False
+) -> Iterator[tuple[Program, Case]]:
     """The cases of one group: of one program without sizes, then of others with sizes, two each."""
-    chance = np.random.default_rng((seed, group))
-    program = draw_program(chance, dynamic=True)
+    chance = np.random.default_rng((seed, group, *([1] if wgmma else [])))
+    program = draw_program(chance, True, wgmma)
     for _ in range(dynamic_cases):
         yield program, draw_case(chance, program)
     for number in range(static_cases):
         if number % 2 == 0:
-            program = draw_program(chance, dynamic=False)
+            program = draw_program(chance, False, wgmma)
         yield program, draw_case(chance, program)
 
 
-def run_group(seed: int, group: int, dynamic_cases: int, static_cases: int) -> int:
+def run_group(seed: int, group: int, dynamic_cases: int, static_cases: int, wgmma: bool = False) -> int:
     """Run a group; how many cases. A failure says what repeats it."""
     compiled: dict[Program, Compiled] = {}
     count = 0
-    for program, case in draw_group(seed, group, dynamic_cases, static_cases):
+    for program, case in draw_group(seed, group, dynamic_cases, static_cases, wgmma):
         try:
             if program not in compiled:
                 compiled[program] = program.compile()

@@ -28,6 +28,12 @@ def test_any_product(group: int):
     assert cases == DYNAMIC_IN_GROUP + STATIC_IN_GROUP
 
 
+@pytest.mark.parametrize("group", range(max(CASES // 1000, 1) * 2))
+def test_any_product_of_warpgroups(group: int):
+    """wgmma where TMA moves the operands, mma.sync where it cannot; 160 cases for each 1,000 above."""
+    assert support.run_group(SEED, group, DYNAMIC_IN_GROUP, STATIC_IN_GROUP, wgmma=True) == 80
+
+
 BLOCK = (64, 64, 32)
 CORNERS = {
     "one more, one less": (BLOCK[0] + 1, 2 * BLOCK[1] - 1),
