@@ -14,6 +14,7 @@ from xdsl.dialects.builtin import IndexType, IntegerAttr
 from xdsl.ir import Block, Operation, Region, SSAValue
 
 from emmy.dialects import async_copy as ac
+from emmy.dialects import mma
 from emmy.dialects.tile import KernelOp
 from emmy.passes.constants import constant
 from emmy.passes.emitter import Emitter
@@ -158,6 +159,7 @@ class Merger:
         An extra is (initial value, how to set the current value, how to get it at the loop's end).
         """
         inits = [self.read.get(v, v) for v in loop.iter_args]
+        check_uniform(loop)
         carried = [*inits, *(self.cursors[ring] for ring in rings), *(init for init, _, _ in extras)]
         block = Block(arg_types=[INDEX, *(v.type for v in carried)])
         bounds = [self.read.get(v, v) for v in (loop.lb, loop.ub, loop.step)]
@@ -185,6 +187,21 @@ class Merger:
         for (_, put, _), value in zip(extras, after[len(rings) :], strict=True):
             put(value)
         return result
+
+
+def check_uniform(loop: scf.ForOp) -> None:
+    """All warps of a role meet at barriers, so a loop with waits runs alike for all. Raises EmmyError where it does not."""
+    work, seen = [loop.lb, loop.ub], set[SSAValue]()
+    while work:
+        value = work.pop()
+        if value in seen:
+            continue
+        seen.add(value)
+        if isinstance(value.owner, mma.WarpOp):
+            ring = next((str(ring_of(step)) for step in steps(loop)), "")
+            fail(loop, f"the loop of pipeline @{ring} differs between warps: such a kernel has specialized roles")
+        if isinstance(value.owner, Operation):
+            work += value.owner.operands
 
 
 @dataclass

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from xdsl.context import Context
 from xdsl.dialects import arith, scf
@@ -13,17 +14,24 @@ from xdsl.passes import ModulePass
 from xdsl.traits import is_side_effect_free
 
 from emmy.dialects import async_copy as ac
-from emmy.dialects import mma
+from emmy.dialects import mma, tile
 from emmy.passes.constants import constant
 from emmy.passes.emitter import Emitter
-from emmy.passes.linear_forms import IndexSums, LinearForm, linear_form
+from emmy.passes.linear_forms import IndexSums
+from emmy.passes.masks import (
+    HIDDEN_IS_IDENTITY,
+    NEEDS_MASKS,
+    Edges,
+    Mask,
+    edges_of_all_warps,
+    edges_of_sight,
+    edges_of_warp,
+    masks_of,
+)
 from emmy.passes.protocol import is_cursor
+from emmy.schedules import Schedule
 
-HIDDEN_IS_IDENTITY = "emmy.hidden_is_identity"
-"""Attribute of a loop: an iteration in which one of its masks is false everywhere leaves what it carries as it is."""
-
-NEEDS_MASKS = "emmy.needs_masks"
-"""Attribute of a loop that has been split off: its masks stay."""
+Carried = Sequence[SSAValue]
 
 
 @dataclass(frozen=True)
@@ -34,225 +42,220 @@ class SplitMasks(ModulePass):
     loop's variable by 1 a step of 1. Accepts canonical level 3. Loops without masks, or whose step is no constant, stay, as do
     masked loops that this pass made (`emmy.needs_masks`).
 
-    Guarantees: the loop becomes up to three with the same iterations in the same order: masked, free, masked. In the free one
-    every mask is known to be true for all warps, and is gone with what only it needed; so all warps split alike, and
-    barriers meet. Bounds are index arithmetic before the loops; any of them may run not at all. The producer's loop stays one.
+    Guarantees: the loop becomes several with the same iterations in the same order; any of them may run not at all. The
+    producer's loop stays one. With `mode = loops` (by default the schedule's `masks`) they are masked, free, masked: in the free
+    one every mask is known to be true for all warps, and is gone with what only it needed; so all warps split alike.
 
-    Where the loop says `emmy.hidden_is_identity`, masked bodies wait first and release last, and compute in between only if
-    each mask may be true somewhere in this warp's rows: one comparison of index values, uniform over the warp.
+    Where the loop says `emmy.hidden_is_identity`, warps leave out what they do not see (no row of the warp does):
+    * `unified`, where barriers make all warps go through all iterations: masked bodies wait first and release last, and compute
+      in between under a comparison of index values that is uniform over the warp;
+    * `specialized` (by default the schedule's `roles`): before the first and behind the last iteration that the warp sees are
+      loops that wait and release, and do nothing else.
 
-    Before:                                                   After:
+    `mode = guard`, for specialized kernels: all that a warp sees is one loop, and the masks stand under a condition: the
+    warp's rows need them. Half the code, and fewer registers, for a branch an iteration.
+
+    Before:                                                   After (loops, unified):
         scf.for %j = %lo to %hi step %c64 .. {                    scf.for %j = %lo to %b step %c64 .. {
           wait @k; .. %s ..; release @k                             wait @k; .. %s .. uses of %s; release @k; ..
           %key = mma.coord 1 from %j                              }
           %seen = mma.map ge %pos, %key                           scf.for %j = %b to %hi step %c64 .. {
           %x = mma.map select %seen, %s, %hidden                    wait @k; wait @v
-          .. uses of %x                                             %sees = arith.cmpi sle, %j, %last
+          .. uses of %x                                             %sees = arith.cmpi slt, %j, %end
         } {emmy.hidden_is_identity}                                 scf.if %sees -> .. { as before } else { what is carried }
                                                                     release @k; release @v
                                                                   }
     """
 
     name = "split-masks"
+    mode: Literal["loops", "guard"] | None = None
+    roles: Literal["unified", "specialized"] | None = None
 
     def apply(self, ctx: Context, op: ModuleOp) -> None:
-        for consumer in list(op.walk()):
-            if isinstance(consumer, ac.ConsumerOp):
+        for kernel in [k for k in op.walk() if isinstance(k, tile.KernelOp)]:
+            schedule = kernel.schedule.data if kernel.schedule else Schedule()
+            apart = (self.roles or schedule.roles) == "specialized"
+            guard = apart and (self.mode or schedule.masks) == "guard"
+            for consumer in [c for c in kernel.block.ops if isinstance(c, ac.ConsumerOp)]:
                 for loop in [inner for inner in consumer.walk() if isinstance(inner, scf.ForOp)]:
                     masks = masks_of(loop)
                     if masks:
-                        split(loop, masks)
+                        Splitting(loop, masks, apart, guard).run()
 
 
-@dataclass(frozen=True)
-class Mask:
-    """A select whose condition is true where `margin` is not negative.
+class Splitting:
+    """Writes the loops of one loop, front to back; `at` is where the next one begins, `carried` what it starts from."""
 
-    margin: of all elements of this warp; `direction` is 1 or -1, the factor of the loop's variable in it, and `rest` is the
-    margin without that. `warps`: the warp coordinates in it, with their largest values.
-    """
+    def __init__(self, loop: scf.ForOp, masks: Sequence[Mask], apart: bool, guard: bool):
+        block, step = loop.parent, constant(loop.step)
+        assert isinstance(block, Block)
+        assert step is not None
+        self.loop, self.masks, self.apart, self.guard, self.step = loop, masks, apart, guard, step
+        self.emit = Emitter(block, loop, loop)
+        self.do = IndexSums(self.emit)
+        self.trips = self.do.steps(self.do.subtract(loop.ub, loop.lb), step)
+        self.at: SSAValue = loop.lb
+        self.carried: Carried = loop.iter_args
+        skips = HIDDEN_IS_IDENTITY in loop.attributes and only_waits(loop)
+        self.sight = edges_of_sight(loop, masks, self.do) if skips else Edges(None, None)
 
-    select: mma.MapOp
-    direction: int
-    rest: LinearForm
-    warps: dict[SSAValue, int]
+    def run(self) -> None:
+        """Replace the loop."""
+        if self.guard:
+            self.one_loop()
+        else:
+            self.three_loops()
+        for old, new in zip(self.loop.results, self.carried, strict=True):
+            new.name_hint = old.name_hint
+            old.replace_all_uses_with(new)
+        self.loop.detach()
+        self.loop.erase()
 
-    @property
-    def of_all_warps(self) -> LinearForm:
-        """The margin over all warps, without the loop's variable."""
-        form = self.rest
-        for warp, most in self.warps.items():
-            form = form.spread(warp, most)
-        return form
+    def three_loops(self) -> None:
+        """Masked, free, masked; where roles are apart with loops before and behind for what the warp does not see."""
+        do, sight, free = self.do, self.sight, edges_of_all_warps(self.masks, self.do)
+        first = do.number(0) if free.start is None else do.least(self.count_to(free.start), self.trips)
+        last = self.trips if free.end is None else do.most(do.least(self.count_to(free.end), self.trips), first)
+        if self.apart and sight.start is not None:
+            self.write(idle_copy, self.place(do.least(self.count_to(sight.start), first)))
+        if free.start is not None:
+            self.write(self.masked_copy, self.place(first))
+        self.write(self.free_copy, self.loop.ub if free.end is None else self.place(last))
+        if free.end is None:
+            return
+        if self.apart and sight.end is not None:
+            self.write(self.masked_copy, self.place(do.most(do.least(self.count_to(sight.end), self.trips), last)))
+            self.write(idle_copy, self.loop.ub)
+        else:
+            self.write(self.masked_copy, self.loop.ub)
 
+    def one_loop(self) -> None:
+        """All that the warp sees, with masks under a condition; loops before and behind for what it does not see."""
+        do, sight, first = self.do, self.sight, self.do.number(0)
+        if sight.start is not None:
+            first = do.least(self.count_to(sight.start), self.trips)
+            self.write(idle_copy, self.place(first))
+        if sight.end is None:
+            self.write(self.guarded_copy, self.loop.ub)
+        else:
+            self.write(self.guarded_copy, self.place(do.most(do.least(self.count_to(sight.end), self.trips), first)))
+            self.write(idle_copy, self.loop.ub)
 
-def masks_of(loop: scf.ForOp) -> list[Mask]:
-    """The masks of a loop's body, in order; none where the loop cannot be split."""
-    step, variable = constant(loop.step), loop.body.block.args[0]
-    if step is None or step < 1 or NEEDS_MASKS in loop.attributes:
-        return []
+    def count_to(self, edge: SSAValue) -> SSAValue:
+        """Iterations before an edge."""
+        return self.do.steps(self.do.subtract(edge, self.loop.lb), self.step)
 
-    def interesting(value: SSAValue) -> bool:
-        return value is variable or isinstance(value.owner, mma.WarpOp)
+    def place(self, count: SSAValue) -> SSAValue:
+        """The loop's variable after so many iterations."""
+        return self.do.add(self.loop.lb, self.do.scaled(count, self.step))
 
-    found: list[Mask] = []
-    for op in loop.body.block.ops:
-        if not isinstance(op, mma.MapOp) or op.kind.data.value != "select":
-            continue
-        condition = op.args[0].owner
-        if not isinstance(condition, mma.MapOp) or condition.kind.data.value not in ("ge", "lt"):
-            continue
-        sides = [linear_form(arg, interesting) for arg in condition.args]
-        if (
-            sides[0] is None
-            or sides[1] is None
-            or not any(isinstance(a.type, mma.FragmentType) for a in condition.args)
-        ):
-            continue
-        margin = sides[0].minus(sides[1]) if condition.kind.data.value == "ge" else sides[1].minus(sides[0]).shifted(-1)
-        direction, rest = margin.terms.get(variable, 0), margin.without(variable)
-        if direction in (1, -1) and not any(is_inside(value, loop) for value in rest.terms):
-            warps = {v: v.owner for v in rest.terms if isinstance(v.owner, mma.WarpOp)}
-            largest = {v: owner.get_grid()[owner.axis.value.data] - 1 for v, owner in warps.items()}
-            found.append(Mask(op, direction, rest, largest))
-    return found
+    def write(self, copy: Callable[[scf.ForOp], None], end: SSAValue) -> None:
+        """The next loop: a copy of the old one, changed by `copy`, up to `end`."""
+        old = self.loop.body.block
+        body = Block(arg_types=[arg.type for arg in old.args])
+        values: dict[SSAValue, SSAValue] = dict(zip(old.args, body.args, strict=True))
+        for one, other in zip(old.args, body.args, strict=True):
+            other.name_hint = one.name_hint
+        for op in old.ops:
+            body.add_op(op.clone(values))
+        new = scf.ForOp(self.at, end, self.loop.step, list(self.carried), body)
+        new.attributes = {name: value for name, value in self.loop.attributes.items() if name != HIDDEN_IS_IDENTITY}
+        copy(new)
+        self.emit(new)
+        self.at, self.carried = end, new.results
 
+    # ---- what becomes of a copy
 
-def is_inside(value: SSAValue, loop: scf.ForOp) -> bool:
-    """Is a value made in a loop?"""
-    block = value.owner.parent_block() if isinstance(value.owner, Operation) else value.owner
-    return block is not None and loop.body.is_ancestor(block)
+    def selects(self, new: scf.ForOp) -> list[Operation]:
+        """The masks' selects in a copy of the loop."""
+        places, ops = {op: number for number, op in enumerate(self.loop.body.block.ops)}, list(new.body.block.ops)
+        return [ops[places[mask.select]] for mask in self.masks]
 
+    def free_copy(self, new: scf.ForOp) -> None:
+        """All masks are true: without them."""
+        for select in self.selects(new):
+            select.results[0].replace_all_uses_with(select.operands[1])
+        erase_unused(new)
 
-# ---- the three loops -------------------------------------------------------------------------------------------------
+    def masked_copy(self, new: scf.ForOp) -> None:
+        """Masks may be false; where all warps go through all iterations, those that see nothing compute nothing."""
+        new.attributes[NEEDS_MASKS] = UnitAttr()
+        sight = self.sight
+        if not self.apart and (sight.start is not None or sight.end is not None):
+            skip_unless(new, sight)
 
-
-def split(loop: scf.ForOp, masks: Sequence[Mask]) -> None:
-    """Replace a loop by a masked, a free and a masked one; those that cannot exist are left out."""
-    block, step = loop.parent, constant(loop.step)
-    assert isinstance(block, Block)
-    assert step is not None
-    emit = Emitter(block, loop, loop)
-    do = IndexSums(emit)
-    trips = do.steps(do.subtract(loop.ub, loop.lb), step)
-    # Rising masks (+1) are true from some iteration on, falling ones (-1) up to some iteration.
-    rising = [do.total(m.of_all_warps.times(-1), -m.of_all_warps.low) for m in masks if m.direction == 1]
-    falling = [do.total(m.of_all_warps, m.of_all_warps.low + 1) for m in masks if m.direction == -1]
-    first, last = do.number(0), trips
-    if rising:
-        start = rising[0]
-        for other in rising[1:]:
-            start = do.most(start, other)
-        first = do.least(do.steps(do.subtract(start, loop.lb), step), trips)
-    if falling:
-        end = falling[0]
-        for other in falling[1:]:
-            end = do.least(end, other)
-        last = do.most(do.least(do.steps(do.subtract(end, loop.lb), step), trips), first)
-    free_from = do.add(loop.lb, do.scaled(first, step)) if rising else loop.lb
-    free_to = do.add(loop.lb, do.scaled(last, step)) if falling else loop.ub
-    sees = tests_of_warp(loop, masks, do)
-    carried: Sequence[SSAValue] = loop.iter_args
-    if rising:
-        carried = emit(masked_loop(loop, loop.lb, free_from, carried, sees)).results
-    carried = emit(free_loop(loop, free_from, free_to, carried, masks)).results
-    if falling:
-        carried = emit(masked_loop(loop, free_to, loop.ub, carried, sees)).results
-    for old, new in zip(loop.results, carried, strict=True):
-        new.name_hint = old.name_hint
-        old.replace_all_uses_with(new)
-    loop.detach()
-    loop.erase()
-
-
-def copy_of(loop: scf.ForOp, lb: SSAValue, ub: SSAValue, carried: Sequence[SSAValue]) -> scf.ForOp:
-    """A loop with the same body over other iterations."""
-    body = Block(arg_types=[arg.type for arg in loop.body.block.args])
-    values: dict[SSAValue, SSAValue] = dict(zip(loop.body.block.args, body.args, strict=True))
-    for old, new in zip(loop.body.block.args, body.args, strict=True):
-        new.name_hint = old.name_hint
-    for op in loop.body.block.ops:
-        body.add_op(op.clone(values))
-    new = scf.ForOp(lb, ub, loop.step, list(carried), body)
-    new.attributes = {name: value for name, value in loop.attributes.items() if name != HIDDEN_IS_IDENTITY}
-    return new
-
-
-def free_loop(
-    loop: scf.ForOp, lb: SSAValue, ub: SSAValue, carried: Sequence[SSAValue], masks: Sequence[Mask]
-) -> scf.ForOp:
-    """Iterations in which all masks are true: without them."""
-    places = {op: number for number, op in enumerate(loop.body.block.ops)}
-    new = copy_of(loop, lb, ub, carried)
-    ops = list(new.body.block.ops)
-    for mask in masks:
-        select = ops[places[mask.select]]
-        select.results[0].replace_all_uses_with(select.operands[1])
-    for op in reversed(ops):
-        if op.results and all(result.first_use is None for result in op.results) and is_side_effect_free(op):
-            op.detach()
-            op.erase()
-    return new
+    def guarded_copy(self, new: scf.ForOp) -> None:
+        """Masks stand under a condition of the warp; what comes after one as the next one's value goes with it."""
+        new.attributes[NEEDS_MASKS] = UnitAttr()
+        chains: list[list[tuple[Mask, Operation]]] = []
+        for mask, select in zip(self.masks, self.selects(new), strict=True):
+            before = chains[-1][-1][1].results[0] if chains else select.results[0]
+            if before is select.operands[1] and len(list(before.uses)) == 1:
+                chains[-1].append((mask, select))
+            else:
+                chains.append([(mask, select)])
+        for chain in chains:
+            guard_chain(new, [s for _, s in chain], edges_of_warp([m for m, _ in chain], self.do))
+        erase_unused(new)
 
 
-def masked_loop(
-    loop: scf.ForOp, lb: SSAValue, ub: SSAValue, carried: Sequence[SSAValue], sees: Sequence[Test]
-) -> scf.ForOp:
-    """Iterations in which masks may be false; they are skipped by warps that see nothing."""
-    new = copy_of(loop, lb, ub, carried)
-    new.attributes[NEEDS_MASKS] = UnitAttr()
-    if sees and can_skip(new):
-        skip_unless(new, sees)
-    return new
-
-
-# ---- iterations that a warp may skip ---------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Test:
-    """`j <= limit` (sle) or `j >= limit` (sge) for the loop's variable j."""
-
-    predicate: str
-    limit: SSAValue
-
-
-def tests_of_warp(loop: scf.ForOp, masks: Sequence[Mask], do: IndexSums) -> list[Test]:
-    """When this warp sees anything: all of the tests hold. Empty where it may not skip, or where it always sees something."""
-    if HIDDEN_IS_IDENTITY not in loop.attributes:
-        return []
-    tests: list[Test] = []
-    for mask in masks:
-        if mask.direction == 1:
-            tests.append(Test("sge", do.total(mask.rest.times(-1), -mask.rest.high)))
-        elif not is_bound(loop.ub, mask.rest.shifted(mask.rest.high - mask.rest.low + 1)):
-            tests.append(Test("sle", do.total(mask.rest, mask.rest.high)))
-    return tests
-
-
-def is_bound(bound: SSAValue, form: LinearForm) -> bool:
-    """Is it clear that a loop ends where `form` (from its low end) does, or before?"""
-    known = constant(bound)
-    if known is not None:
-        return not form.terms and known <= form.low
-    if form.terms == {bound: 1} and form.low >= 0:
-        return True
-    owner = bound.owner
-    if isinstance(owner, arith.MaxSIOp):  # a range that is never negative
-        return all(is_bound(side, form) or constant(side) == 0 for side in owner.operands)
-    return isinstance(owner, arith.MinSIOp | arith.MinUIOp) and any(is_bound(side, form) for side in owner.operands)
-
-
-def can_skip(loop: scf.ForOp) -> bool:
-    """Are waits and releases of slots all that a body does beside computing? Waits can then come first, releases last."""
+def only_waits(loop: scf.ForOp) -> bool:
+    """Are waits and releases of slots all that a body does beside computing?"""
     return all(
         isinstance(op, ac.WaitOp | ac.ReleaseOp | mma.LoadOp | scf.YieldOp) or is_side_effect_free(op)
         for op in loop.body.block.ops
     ) and all(is_cursor(arg) or isinstance(arg.type, mma.FragmentType) for arg in loop.body.block.args[1:])
 
 
-def skip_unless(loop: scf.ForOp, tests: Sequence[Test]) -> None:
-    """Put all that a body computes under the condition that all tests hold."""
+def erase_unused(loop: scf.ForOp) -> None:
+    """Erase what computes, or is loaded, for nobody."""
+    for op in reversed(list(loop.body.block.ops)):
+        unused = op.results and all(result.first_use is None for result in op.results)
+        if unused and (is_side_effect_free(op) or isinstance(op, mma.LoadOp)):
+            op.detach()
+            op.erase()
+
+
+def idle_copy(new: scf.ForOp) -> None:
+    """Only waits and releases: fragments are carried as they are."""
+    block = new.body.block
+    last = block.last_op
+    assert last is not None
+    for number, argument in enumerate(block.args[1:]):
+        if isinstance(argument.type, mma.FragmentType):
+            last.operands[number] = argument
+    erase_unused(new)
+
+
+def guard_chain(loop: scf.ForOp, selects: Sequence[Operation], free: Edges) -> None:
+    """Selects, each of the result of the one before, in a branch that is taken where the warp is not between `free`'s edges."""
+    block, variable = loop.body.block, loop.body.block.args[0]
+    emit = Emitter(block, selects[-1], selects[-1].next_op)
+    tests = [("slt", free.start), ("sge", free.end)]
+    beyond = [emit.value(arith.CmpiOp(variable, edge, test)) for test, edge in tests if edge is not None]
+    needed = beyond[0] if len(beyond) == 1 else emit.value(arith.OrIOp(beyond[0], beyond[1]))
+    masked, free_of_masks = Block(), Block()
+    inner, values = emit.inside(masked), dict[SSAValue, SSAValue]()
+    wanted: set[Operation] = set()
+    work: list[Operation] = list(selects)
+    while work:
+        op = work.pop()
+        if op not in wanted:
+            wanted.add(op)
+            sources = op.operands if op not in selects else op.operands[:1]
+            work += [v.owner for v in sources if isinstance(v.owner, Operation) and v.owner.parent is block]
+    for op in [op for op in block.ops if op in wanted]:
+        inner.at(op)(op.clone(values))
+    result = selects[-1].results[0]
+    inner(scf.YieldOp(values[result]))
+    emit.inside(free_of_masks)(scf.YieldOp(selects[0].operands[1]))
+    chosen = emit(scf.IfOp(needed, [result.type], Region(masked), Region(free_of_masks))).results[0]
+    chosen.name_hint = result.name_hint
+    result.replace_all_uses_with(chosen)
+
+
+def skip_unless(loop: scf.ForOp, sight: Edges) -> None:
+    """Put all that a body computes under the condition that the warp sees the iteration; waits come first, releases last."""
     block = loop.body.block
     ops = list(block.ops)
     last = ops.pop()
@@ -264,10 +267,9 @@ def skip_unless(loop: scf.ForOp, tests: Sequence[Test]) -> None:
     emit = Emitter(block, loop)
     for wait in waits:
         emit(wait)
-    conditions = [emit.value(arith.CmpiOp(block.args[0], test.limit, test.predicate)) for test in tests]
-    sees = conditions[0]
-    for condition in conditions[1:]:
-        sees = emit.value(arith.AndIOp(sees, condition))
+    tests = [("sge", sight.start), ("slt", sight.end)]
+    inside = [emit.value(arith.CmpiOp(block.args[0], edge, test)) for test, edge in tests if edge is not None]
+    sees = inside[0] if len(inside) == 1 else emit.value(arith.AndIOp(inside[0], inside[1]))
     taken, skipped = Block(), Block()
     for op in work:
         taken.add_op(op)

@@ -7,6 +7,7 @@ order of sums agree bit for bit.
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import product
 from unittest.mock import patch
 
 import numpy as np
@@ -115,13 +116,13 @@ def test_level_2_and_the_halves_of_level_3(chain: Chain, how: dict):
 
 
 @settings(max_examples=30, deadline=None)
-@given(chains(), Run, st.sampled_from(MODES), st.sampled_from(KINDS))
-def test_split_placed_and_lowered_forms(chain: Chain, how: dict, mode: str, kind: str):
+@given(chains(), Run, st.sampled_from(MODES), st.sampled_from(("loops", "guard")), st.sampled_from(KINDS))
+def test_split_placed_and_lowered_forms(chain: Chain, how: dict, mode: str, masks: str, kind: str):
     """Bit for bit what the halves give, with one loop for all iterations."""
     arguments = chain.arguments(how["seed"])
     halves = apply(read(chain.text()), LowerTile(), VerifyPipelines())
     expected = level3.run_module(halves, "f", arguments)
-    halves = apply(halves, SplitMasks(), VerifyPipelines())
+    halves = apply(halves, SplitMasks(masks, mode), VerifyPipelines())
     check_equal(level3.run_module(halves, "f", arguments, **how), expected)
     placed = apply(halves, PlaceRoles(mode), VerifyPipelines(), LowerRaster())
     check_equal(level3.run_module(placed, "f", arguments, **how), expected)
@@ -154,6 +155,7 @@ FIELDS = st.fixed_dictionaries(
         "unroll": st.sampled_from((1, 1, 2)),
         "persistent": st.sampled_from((0, 0, 1)),
         "roles": st.sampled_from(MODES),
+        "masks": st.sampled_from(("loops", "guard")),
         "producer_warps": st.sampled_from((1, 4)),
     }
 )
@@ -179,7 +181,7 @@ def test_transports_and_roles_give_the_same_bits(chain: Chain, policy: str, how:
     arguments = chain.arguments(how["seed"])
     found = []
     for transport in ("cp_async", "auto", "plain"):
-        for more in ({}, {"roles": "specialized"}, {"roles": "specialized", "persistent": 1}):
+        for more in ({}, {"roles": "specialized"}, {"roles": "specialized", "persistent": 1, "masks": "guard"}):
             module = emmy.compile(chain.with_schedule(transport=transport, **more).text(), "sm_90a")
             found.append(run_on_emulator(module.portable_artefact, "f", arguments, **how)[0])
     for results in found[1:]:
@@ -204,6 +206,9 @@ def ranges(draw: st.DrawFn) -> Chain:
     )
 
 
+FORMS = (("loops", "unified"), ("loops", "specialized"), ("guard", "specialized"))
+"""(mode, roles) of split-masks"""
+
 CORNERS = (
     Chain(rows=32, columns=32, block=(32, 16), causal=True),  # no block is free
     Chain(rows=32, columns=64, block=(32, 16)),  # no mask at all
@@ -219,45 +224,54 @@ CORNERS = (
 
 
 @settings(max_examples=100, deadline=None)
-@given(ranges())
-def test_free_iterations_are_those_in_which_every_mask_is_true(chain: Chain):
-    check_ranges(chain)
+@given(ranges(), st.sampled_from(FORMS))
+def test_iterations_in_which_masks_are_needed(chain: Chain, form: tuple[str, str]):
+    check_ranges(chain, *form)
 
 
+@pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("chain", CORNERS)
-def test_free_iterations_in_corners(chain: Chain):
-    check_ranges(chain)
+def test_iterations_in_corners(chain: Chain, form: tuple[str, str]):
+    check_ranges(chain, *form)
 
 
-def check_ranges(chain: Chain) -> None:
-    """Every CTA: loops cover all iterations in order; the free one those where no element of the CTA's tile is hidden.
+def check_ranges(chain: Chain, mode: str, roles: str) -> None:
+    """Every warp of every CTA: its loops cover all iterations in order; masks are left out where they are true everywhere.
 
-    A warp skips exactly the masked iterations in which one of its masks is false everywhere.
+    That is for all warps in a loop of its own, or under a guard for this one. Where a mask is false everywhere, the warp skips
+    the iteration: under a condition in masked bodies, or in a loop that only waits.
     """
-    module = apply(read(chain.text()), LowerTile(), SplitMasks())
+    module = apply(read(chain.text()), LowerTile(), SplitMasks(mode, roles))
     kernel = next(op for op in module.walk() if isinstance(op, KernelOp))
     consumer = next(op for op in kernel.walk() if op.name == "async_copy.consumer")
-    (m, n), (b, h) = chain.block, (0, 0)
-    for start in range(0, chain.rows, m):
-        for warp in range(chain.warps):
-            values = {}
-            loops = loops_of([*kernel.block.ops, *consumer.body.block.ops], (b, h, start), warp, values)
-            ran = [j for loop in loops for j in range(*(values[v] for v in (loop.lb, loop.ub, loop.step)))]
-            low, high = whole_range(chain, start)
-            assert ran == list(range(low, high, n))
-            for loop in loops:
-                for j in range(*(values[v] for v in (loop.lb, loop.ub, loop.step))):
-                    all_seen, _ = seen(chain, start, start + m, j)
-                    free = not any(isinstance(op, mma.CoordOp) for op in loop.walk())
-                    assert free == all_seen
-                    rows = m // chain.warps
-                    tests = [op for op in loop.body.block.ops if isinstance(op, arith.CmpiOp | arith.AndIOp)]
-                    if tests:
-                        values[loop.body.block.args[0]] = j
-                        for op in tests:
-                            values[op.results[0]] = evaluate_scalar(op, [values[v] for v in op.operands])
-                        first = start + warp * rows
-                        assert values[tests[-1].results[0]] == seen(chain, first, first + rows, j)[1]
+    (m, n), rows = chain.block, chain.block[0] // chain.warps
+    for start, warp in product(range(0, chain.rows, m), range(chain.warps)):
+        values: dict = {}
+        loops = loops_of([*kernel.block.ops, *consumer.body.block.ops], (0, 0, start), warp, values)
+        steps = [(loop, j) for loop in loops for j in range(*(values[v] for v in (loop.lb, loop.ub, loop.step)))]
+        low, high = whole_range(chain, start)
+        assert [j for _, j in steps] == list(range(low, high, n))
+        for loop, j in steps:
+            values[loop.body.block.args[0]] = j
+            for op in loop.body.block.ops:
+                if isinstance(op, arith.CmpiOp | arith.AndIOp | arith.OrIOp):
+                    values[op.results[0]] = evaluate_scalar(op, [values[v] for v in op.operands])
+            branches = [op for op in loop.body.block.ops if isinstance(op, scf.IfOp)]
+            taken = [values[op.cond] for op in branches]
+            first = start + warp * rows
+            all_seen, some_seen = seen(chain, first, first + rows, j)
+            if not any(isinstance(op, mma.MmaOp) for op in loop.walk()):
+                assert roles == "specialized"
+                assert not some_seen
+            elif mode == "guard" and roles == "specialized":
+                assert len(branches) == bool(chain.causal or chain.window or chain.columns % n)
+                assert not any(isinstance(op, mma.CoordOp) for op in loop.body.block.ops)
+                assert taken in ([], [not all_seen])
+            else:
+                free = not any(isinstance(op, mma.CoordOp) for op in loop.walk())
+                assert free == seen(chain, start, start + m, j)[0]
+                assert taken in ([], [some_seen])
+                assert roles == "unified" or not taken
 
 
 def whole_range(chain: Chain, start: int) -> tuple[int, int]:

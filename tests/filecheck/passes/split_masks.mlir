@@ -1,5 +1,8 @@
 // RUN: emmy-opt %s -p 'split-masks' | filecheck %s
 // RUN: emmy-opt %s -p 'split-masks,split-masks' | filecheck %s
+// RUN: emmy-opt %s -p 'split-masks{mode=guard roles=specialized}' | filecheck %s --check-prefix GUARD
+// RUN: not emmy-opt %s -p 'split-masks{mode=guard roles=specialized},place-roles{mode=unified}' 2>&1 \
+// RUN:   | filecheck %s --check-prefix ALONE
 // RUN: emmy-opt %s -p 'split-masks,verify-pipelines,place-roles,lower-transport' | filecheck %s --check-prefix PLACED
 
 !score = !mma.fragment<32x64xf32, c, m16n8k16>
@@ -11,12 +14,11 @@
 // CHECK:           %[[first:.*]] = arith.minsi %{{.*}}, %[[trips]] : index
 // CHECK:           %[[last:.*]] = arith.maxsi %{{.*}}, %[[first]] : index
 // CHECK-NEXT:      %[[a:.*]] = arith.muli %[[first]], %{{.*}} : index
-// CHECK-NEXT:      %[[b:.*]] = arith.muli %[[last]], %{{.*}} : index
-// CHECK:           %{{.*}} = scf.for %j{{.*}} = %c0 to %[[a]] step %c64 iter_args
+// CHECK-NEXT:      %{{.*}} = scf.for %j{{.*}} = %c0 to %[[a]] step %c64 iter_args
 // CHECK-NEXT:        %{{.*}} = async_copy.wait @k
-// CHECK-NEXT:        %[[high:.*]] = arith.cmpi sle, %j
 // CHECK-NEXT:        %[[low:.*]] = arith.cmpi sge, %j
-// CHECK-NEXT:        %[[sees:.*]] = arith.andi %[[high]], %[[low]] : i1
+// CHECK-NEXT:        %[[high:.*]] = arith.cmpi slt, %j
+// CHECK-NEXT:        %[[sees:.*]] = arith.andi %[[low]], %[[high]] : i1
 // CHECK-NEXT:        %{{.*}} = scf.if %[[sees]] -> (!mma.fragment<32x64xf32, c, m16n8k16>) {
 // CHECK:               mma.map select
 // CHECK:               mma.map select
@@ -26,6 +28,7 @@
 // CHECK-NEXT:        async_copy.release @k
 // CHECK-NEXT:        scf.yield
 // CHECK-NEXT:      } {emmy.needs_masks}
+// CHECK-NEXT:      %[[b:.*]] = arith.muli %[[last]], %{{.*}} : index
 // CHECK-NEXT:      %{{.*}} = scf.for %j{{.*}} = %[[a]] to %[[b]] step %c64 iter_args
 // CHECK-NOT:         mma.coord
 // CHECK-NOT:         mma.map
@@ -37,6 +40,32 @@
 // CHECK:             scf.yield
 // CHECK:           } {emmy.needs_masks}
 // CHECK-NEXT:      async_copy.drain @k
+
+// Each warp has its own part of the iterations; before and behind it only waits and gives slots back.
+// GUARD-LABEL: tile.kernel @both
+// GUARD:         async_copy.consumer
+// GUARD:           %{{.*}} = scf.for %j{{.*}} = %c0 to %[[a:.*]] step %c64 iter_args
+// GUARD-NEXT:        %{{.*}} = async_copy.wait @k
+// GUARD-NEXT:        async_copy.release @k
+// GUARD-NEXT:        scf.yield
+// GUARD:           %{{.*}} = scf.for %j{{.*}} = %[[a]] to %[[b:.*]] step %c64 iter_args
+// GUARD:             async_copy.release @k
+// GUARD-NEXT:        %wide = mma.convert
+// GUARD-NEXT:        %[[early:.*]] = arith.cmpi slt, %j
+// GUARD-NEXT:        %[[late:.*]] = arith.cmpi sge, %j
+// GUARD-NEXT:        %[[needed:.*]] = arith.ori %[[early]], %[[late]] : i1
+// GUARD-NEXT:        %b = scf.if %[[needed]]
+// GUARD-COUNT-2:       mma.map select
+// GUARD:             } else {
+// GUARD-NEXT:          scf.yield %wide
+// GUARD-NEXT:        }
+// GUARD-NEXT:        %h = mma.convert %b
+// GUARD:           } {emmy.needs_masks}
+// GUARD-NEXT:      %{{.*}} = scf.for %j{{.*}} = %[[b]] to %columns step %c64 iter_args
+// GUARD-NEXT:        %{{.*}} = async_copy.wait @k
+// GUARD-NEXT:        async_copy.release @k
+
+// ALONE: error: the loop of pipeline @k differs between warps
 
 // PLACED-LABEL: tile.kernel @both
 // PLACED-COUNT-3: scf.for
