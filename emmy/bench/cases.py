@@ -16,8 +16,9 @@
     variant    which of several schedules it is, if there are several (its name ends with it)
     settings   {field: value} that make this variant, for tables
     seeds      how many seeds to study the error over (default 0: none; see `emmy.bench.study`)
-    suite      a tag; the geometric mean is over cases tagged "six"
+    suite      a tag; geometric means are over cases tagged "six" or "attention"
     layouts    {argument: {"strides": [..], "offset": n}}, elements, of arguments that are not dense (see `emmy.bench.layouts`)
+    task       what is computed, where it takes more than the artefact says of its work (see `emmy.bench.attention`)
     against    folder of an artefact that computes the same from the same arguments: timed beside this one, as the peer `static`
 """
 
@@ -62,6 +63,7 @@ class Case:
     seeds: int = 0
     layouts: dict[str, dict[str, Any]] | None = None
     against: str | None = None
+    task: dict[str, Any] | None = None
 
     @staticmethod
     def parse(fields: Mapping[str, Any]) -> Case:
@@ -118,14 +120,15 @@ def shapes_of(case: Case, entry: EntrySpec) -> list[tuple[int, ...]]:
 
 
 def work_of(case: Case, entry: EntrySpec) -> dict[str, Any]:
-    """The entry's `work` with its expressions evaluated for the case's shapes; empty if it has none."""
+    """The entry's `work` with its expressions evaluated for the case's shapes, and the case's task; empty without either."""
     shapes = dict(zip([argument["name"] for argument in entry["arguments"]], shapes_of(case, entry), strict=True))
     strides = {name: row_major(shape) for name, shape in shapes.items()}
     work = entry.get("work", {})
-    return {
+    found = {
         key: value if isinstance(value, (str, bool)) else evaluate(value, shapes, strides)
         for key, value in work.items()
     }
+    return found | (case.task or {})
 
 
 def infos_of(case: Case, entry: EntrySpec) -> list[ArrayInfo]:

@@ -23,6 +23,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from emmy.artefact import DTYPES, bind
+from emmy.bench import attention
 from emmy.bench.bounds import HALF_ULP, ErrorSums, judge
 from emmy.bench.cases import Case, infos_of, integer_data, shapes_of, work_of
 from emmy.bench.errors import seed_statistics, summarize
@@ -127,7 +128,9 @@ class Measurement:
             return found
         if self.case.expect is not None:
             found |= self._compare_expected()
-        if self.work.get("kind") in REFERENCES:
+        if self.work.get("kind") == attention.KIND:
+            found = {**attention.compare(self.torch, self.args, self.work, self.outs[0]), **found}
+        elif self.work.get("kind") in REFERENCES:
             compared = self._compare_integers() if self.case.data == "integers" else self._compare_reference()
             found = {**compared, **found, "ok": found["ok"] and compared["ok"]}
         elif self.case.expect is None:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from emmy.bench.attention import flex, fused
+
 Peer = Callable[[], Any]
 """Does the case's work once, into a buffer of its own."""
 
-DEFAULT_PEERS = ("cublas",)
+DEFAULT_PEERS = ("cublas", "flash", "cudnn", "flex")
 
 
 def matmul_operands(args: Sequence[Any], work: dict[str, Any]) -> tuple[Any, Any]:
@@ -43,8 +46,14 @@ def triton(torch: Any, args: Sequence[Any], work: dict[str, Any]) -> Peer | None
     return call
 
 
-PEERS: dict[str, Callable[[Any, Sequence[Any], dict[str, Any]], Peer | None]] = {"cublas": cublas, "triton": triton}
+PEERS: dict[str, Callable[[Any, Sequence[Any], dict[str, Any]], Peer | None]] = {
+    "cublas": cublas,
+    "triton": triton,
+    "flash": functools.partial(fused, "FLASH_ATTENTION"),
+    "cudnn": functools.partial(fused, "CUDNN_ATTENTION"),
+    "flex": flex,
+}
 """Peer -> what makes its call, given PyTorch, the case's arguments and its work; None if it cannot do that work."""
 
-START_SECONDS = {"triton": 60.0}
+START_SECONDS = {"triton": 60.0, "flex": 60.0}
 """What making a peer's first call may take, beside a case's own time: compiling and tuning."""

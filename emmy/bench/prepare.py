@@ -5,10 +5,11 @@
 
 Suites: `gemm` (the six shapes quoted in docs/, timed), `squares` (512 to 8192), `gemma4` (every projection of
 docs/examples at 512 and 4096 tokens, compiled once with `?` tokens), `projections` (the six shapes and every product of Gemma 4
-at 512, 2048 and 4096 tokens with all sizes known, f16 and bf16, timed), `integers` (small products whose bits the emulator
-foretells), `stress` (products with few and many k-tiles and with edges, for `--check-only --repeats 3000`), `ragged` (313
-products of any size in any layout, three of them with more than 2^31 elements, for `--check-only --repeats 2`), `dynamic` (the
-six shapes with `?` for every size, timed against static ones: as the compiler schedules them, and with the static schedule).
+at 512, 2048 and 4096 tokens with all sizes known, f16 and bf16, timed), `attention` (whole, causal, windows, decoding; timed;
+see `emmy.bench.attention`), `integers` (small products whose bits the emulator foretells), `stress` (products with few and many
+k-tiles and with edges, for `--check-only --repeats 3000`), `ragged` (313 products of any size in any layout, three of them with
+more than 2^31 elements, for `--check-only --repeats 2`), `dynamic` (the six shapes with `?` for every size, timed against static
+ones: as the compiler schedules them, and with the static schedule).
 A variant compiles every case of the suites once more with other schedule fields, or another accumulation policy (the field
 `accumulate`); its name is put behind the case's. `--ablate` makes a variant of every combination of the values of some fields;
 those that cannot be compiled are listed in refused.json, with the reason. The artefact `peak` measures the card itself.
@@ -27,6 +28,7 @@ from typing import Any
 
 from emmy.artefact import Artefact
 from emmy.bench.ablation import AXES, cross_product, parse_axes
+from emmy.bench.attention import attention_cases
 from emmy.bench.cases import Case, matches, write_cases, write_expectation, write_refused
 from emmy.bench.pages import told
 from emmy.bench.peak import PEAK_ARTEFACT, peak_artefact
@@ -186,7 +188,15 @@ def dynamic() -> Iterator[Work]:
             yield Work(text, artefact, case, baseline=baseline, same_schedule=variant == "same_schedule")
 
 
+def attention() -> Iterator[Work]:
+    """The problems of `emmy.bench.attention`."""
+    for problem in attention_cases():
+        case = Case("", "attention", problem.shapes, name=problem.name, suite="attention", task=problem.task)
+        yield Work(problem.text, re.sub(r"[ /]", "_", problem.name), case, problem.dtype)
+
+
 SUITES = {
+    "attention": attention,
     "gemm": gemm,
     "squares": squares,
     "gemma4": gemma4,

@@ -8,6 +8,8 @@ from typing import Any
 
 MAX_LINES = 40
 NAME_WIDTH = 36
+AVERAGED = ("six", "attention")
+"""Suites whose ratios have a geometric mean."""
 HEADER = (
     f"{'case':<{NAME_WIDTH}} {'ok':<4} {'rms err':>8} {'max err':>8} {'us':>9} {'TFLOPS':>7} {'peer':>7} {'ratio':>6} "
     f"{'%peak':>5} {'%copy':>5}"
@@ -27,13 +29,13 @@ def suite_mean(results: Sequence[dict[str, Any]], suite: str) -> tuple[float | N
 
 def format_table(results: Sequence[dict[str, Any]], brackets: Sequence[dict[str, Any]]) -> list[str]:
     """Lines for all cases if they fit; otherwise failures first, and a line that says how many are left out."""
-    mean, count = suite_mean(results, "six")
-    suite_size = sum(r.get("suite") == "six" for r in results)
     failed = sum(not r["ok"] for r in results)
     footer = [f"{len(results)} cases, {failed} failed"]
-    if suite_size:
+    for suite in AVERAGED:
+        size = sum(r.get("suite") == suite for r in results)
+        mean, count = suite_mean(results, suite)
         shown = "-" if mean is None else f"{mean:.3f}"
-        footer.append(f"geometric mean of ratios, suite six, {count} of {suite_size} cases: {shown}")
+        footer += [f"geometric mean of ratios, suite {suite}, {count} of {size} cases: {shown}"] if size else []
     footer += _peer_lines(results) + _repeat_lines(results)
     footer += [_bracket_line(bracket) for bracket in brackets]
     room = MAX_LINES - 1 - len(footer)
@@ -67,7 +69,7 @@ def _row(result: dict[str, Any], brackets: Sequence[dict[str, Any]]) -> str:
         return f"{line} {result['message'].splitlines()[0][:78]}"
     error = result.get("error", {})
     cells = (
-        _cell(error.get("rms_error"), "8.1e"),
+        _cell(error.get("rms_error", error.get("mean_error")), "8.1e"),
         _cell(error.get("max_error"), "8.1e"),
         _cell(result.get("us"), "9.2f"),
         _cell(result.get("tflops"), "7.1f"),
@@ -85,9 +87,9 @@ def _cell(value: float | None, form: str) -> str:
 
 
 def _peer_lines(results: Sequence[dict[str, Any]]) -> list[str]:
-    """The mean ratio to each peer beside the first, over the suite `six`, and why a peer failed."""
+    """The mean ratio to each peer beside the first, over the averaged suites, and why a peer failed."""
     lines: list[str] = []
-    timed = [r for r in results if r["ok"] and r.get("suite") == "six"]
+    timed = [r for r in results if r["ok"] and r.get("suite") in AVERAGED]
     for name in sorted({name for r in timed for name in r.get("peers", {})} - {"cublas"}):
         figures = [r["peers"][name] for r in timed if name in r["peers"]]
         ratios = [f["ratio"] for f in figures if f.get("ratio")]
