@@ -168,6 +168,16 @@ FAULTS = {
         "wgmma.fence.sync.aligned;\nsetp.gt.u32 %p0, %r1, 95;\n@%p0 bra END;",
         "waits for the other warps of its warpgroup",
     ),
+    "warps at different instructions": (
+        "wgmma.commit_group.sync.aligned; // commit",
+        "setp.gt.u32 %p0, %r1, 95;\n@%p0 wgmma.commit_group.sync.aligned;\n@!%p0 wgmma.commit_group.sync.aligned;",
+        "the four warps of a warpgroup issue wgmma together, but warp",
+    ),
+    "lanes of a warp disagree": (
+        "wgmma.commit_group.sync.aligned; // commit",
+        "and.b32 %r5, %r1, 1;\nsetp.eq.u32 %p0, %r5, 0;\n@%p0 wgmma.commit_group.sync.aligned;",
+        "all lanes of a warp must execute this together",
+    ),
     "uninitialised operands": ("add.s64 %db, %db, %rd3;", "add.s64 %db, %db, 1600;", "was never written"),
     "operands out of bounds": ("add.s64 %db, %db, %rd3;", "add.s64 %db, %db, 8000;", "is out of bounds"),
     "a base offset": (
