@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from emmy.chained_schedules import Chain
     from emmy.dialects.tile import KernelOp
     from emmy.passes.emitter import Emitter
+    from emmy.variants import Variant
 
 POLICIES = ("f32", "f16", "hybrid")
 OVERFLOW = ("propagate", "redo")
@@ -293,10 +294,13 @@ class CompositeOp(IRDLOperation, ABC):
         """What its kernel asks of a schedule."""
 
     @abstractmethod
-    def lower(self, host: Emitter, fresh: Callable[[str], str]) -> tuple[list[KernelOp], list[SSAValue]]:
+    def lower(
+        self, host: Emitter, fresh: Callable[[str], str], variants: Sequence[Variant]
+    ) -> tuple[list[KernelOp], list[SSAValue]]:
         """Its kernels, and the tensors that stand for its results; `host` takes allocations and launches.
 
-        The schedule is the op's `emmy.schedule`; `fresh` makes a kernel's name new. Raises `EmmyError` without a schedule.
+        The schedule is the op's `emmy.schedule`; `fresh` makes a new name from a suffix; each kernel that takes arguments of the
+        function exists in all `variants`. Raises `EmmyError` without a schedule.
         """
 
 

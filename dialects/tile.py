@@ -23,6 +23,7 @@ Edges need no code: a load beyond a view's bounds gives zeros, a store beyond th
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import prod
 from typing import cast
 
 from xdsl.dialects.builtin import (
@@ -308,6 +309,58 @@ class AllocOp(IRDLOperation):
         dynamic = sum(s == DYNAMIC for s in self.result.type.get_shape())
         if dynamic != len(self.sizes):
             raise VerifyException(f"alloc of {dynamic} dynamic dimension(s) got {len(self.sizes)} size(s)")
+
+
+@irdl_op_definition
+class ReshapeOp(IRDLOperation):
+    """Host: the same tensor with dimensions split and sizes of 1 added or left out; nothing is moved.
+
+    `tensor<2x8x1x64xf16> to tensor<2x2x4x64xf16>`: element indices in row-major order stay. Every dimension of the source is
+    the product of neighbouring dimensions of the result, so that any strides of the source give strides of the result.
+    """
+
+    name = "tile.reshape"
+    source = operand_def(TensorType)
+    result = result_def(TensorType)
+    traits = traits_def(Pure())
+    assembly_format = "$source attr-dict `:` type($source) `to` type($result)"
+
+    def __init__(self, source: SSAValue, result_type: Attribute):
+        super().__init__(operands=[source], result_types=[result_type])
+
+    def origins(self) -> list[tuple[int, int]]:
+        """For each dimension of the result: that of the source which it is a part of, and how many elements along it one step is.
+
+        Raises VerifyException if the result is no split of the source.
+        """
+        source, result = (cast("TensorType[Attribute]", x.type).get_shape() for x in (self.source, self.result))
+        left = [(place, size) for place, size in enumerate(result) if size != 1]
+        found: dict[int, tuple[int, int]] = {}
+        for axis, size in enumerate(source):
+            step, parts = (
+                1,
+                0 if size == 1 else next((n for n in range(1, len(left) + 1) if _makes(left[:n], size)), -1),
+            )
+            if parts < 0:
+                raise VerifyException(f"{shape_text(result)} is not {shape_text(source)} with dimensions split")
+            for place, extent in reversed(left[:parts]):
+                found[place] = (axis, step)
+                step *= extent
+            left = left[parts:]
+        if left:
+            raise VerifyException(f"{shape_text(result)} is not {shape_text(source)} with dimensions split")
+        return [found.get(place, (0, 1)) for place in range(len(result))]
+
+    def verify_(self) -> None:
+        if cast("TensorType[Attribute]", self.source.type).element_type != self.result.type.element_type:
+            raise VerifyException("reshape keeps the element type")
+        self.origins()
+
+
+def _makes(parts: Sequence[tuple[int, int]], size: int) -> bool:
+    """Whether sizes multiply to `size`; one known at run time only is a part of its own."""
+    sizes = [extent for _, extent in parts]
+    return sizes == [size] or (DYNAMIC not in (*sizes, size) and prod(sizes) == size)
 
 
 @irdl_op_definition
@@ -641,17 +694,60 @@ class LoadOp(IRDLOperation):
 
 
 @irdl_op_definition
+class SliceOp(IRDLOperation):
+    """The part of a view that begins at element `offsets`; `sizes` are those of its `?` dimensions, in order.
+
+    `tile.slice %q[%c0, %c0, %first, %c0] [%rows] : !tile.view<1x8x?x64xf16> -> !tile.view<1x8x?x64xf16, strides [?, ?, 64, 1]>`:
+    a view with bounds of its own, so that loads beyond them give zeros and stores beyond them are dropped. It lies within
+    the source. Strides are those of the source, so the type gives them; `align` must follow from the source's.
+    """
+
+    name = "tile.slice"
+    view = operand_def(ViewType)
+    offsets = var_operand_def(IndexType)
+    sizes = var_operand_def(IndexType)
+    result = result_def(ViewType)
+    traits = traits_def(Pure())
+    irdl_options = (AttrSizedOperandSegments(as_property=True),)
+    assembly_format = "$view `[` $offsets `]` `[` $sizes `]` attr-dict `:` type($view) `->` type($result)"
+
+    def __init__(self, view: SSAValue, offsets: Sequence[SSAValue], sizes: Sequence[SSAValue], result_type: ViewType):
+        super().__init__(operands=[view, offsets, sizes], result_types=[result_type])
+
+    def verify_(self) -> None:
+        source, result = cast(ViewType, self.view.type), self.result.type
+        shape = result.get_shape()
+        if len(shape) != len(source.get_shape()) or len(self.offsets) != len(shape):
+            raise VerifyException(
+                f"a slice of a view of rank {len(source.get_shape())} has that rank, and as many offsets"
+            )
+        if shape.count(DYNAMIC) != len(self.sizes):
+            raise VerifyException(f"a slice with {shape.count(DYNAMIC)} `?` size(s) got {len(self.sizes)}")
+        if any(DYNAMIC not in (r, s) and r > s for r, s in zip(shape, source.get_shape(), strict=True)):
+            raise VerifyException(
+                f"a slice of {shape_text(shape)} does not fit a view of {shape_text(source.get_shape())}"
+            )
+        if result.element_type != source.element_type:
+            raise VerifyException(
+                f"a slice of {source.element_type} holds {source.element_type}, got {result.element_type}"
+            )
+        known = zip(result.get_strides(), source.get_strides(), strict=True)
+        if not isinstance(result.strides, ArrayAttr) or any(r not in (s, DYNAMIC) for r, s in known):
+            raise VerifyException("a slice says its strides, which are those of its source")
+
+
+@irdl_op_definition
 class ReadOp(IRDLOperation):
     """One i32 of a view as an index, the same for all threads: a length, an offset, the number of a page.
 
-    The element must be within the view's bounds.
+    The element must be within the view's bounds, and the launch must not write it: the op is pure.
     """
 
     name = "tile.read"
     view = operand_def(ViewType)
     indices = var_operand_def(IndexType)
     result = result_def(IndexType)
-    traits = traits_def(MemoryReadEffect())
+    traits = traits_def(Pure())
     assembly_format = "$view `[` $indices `]` attr-dict `:` type($view)"
 
     def __init__(self, view: SSAValue, indices: Sequence[SSAValue]):
@@ -909,6 +1005,7 @@ Tile = Dialect(
     [
         DimOp,
         AllocOp,
+        ReshapeOp,
         LaunchOp,
         DispatchOp,
         KernelOp,
@@ -916,6 +1013,7 @@ Tile = Dialect(
         CtaIdOp,
         CtaCountOp,
         SmCountOp,
+        SliceOp,
         LoadOp,
         ReadOp,
         StoreOp,

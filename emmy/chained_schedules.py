@@ -8,6 +8,7 @@ registers are the operand of the second product.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 from emmy.atoms import get_atom
 from emmy.errors import EmmyError
@@ -20,6 +21,7 @@ from emmy.schedules import (
     register_split,
 )
 from emmy.targets import Target
+from emmy.variants import Variant
 
 
 @dataclass(frozen=True)
@@ -29,6 +31,8 @@ class Chain:
     depth: contraction of the first product; width: columns of the second one, both padded to whole k-steps of 16 elements.
     element: `f16` or `bf16`. max_k: elements that either product sums in f16 at most, 0 if neither does.
     result_bytes: of one element of the result. tensors: bytes of an element of each further tensor of rows x keys.
+    rows: of both products in each batch, None for what is known at run time only. page: keys that lie together, which a block
+    must divide; None for all. ragged: whether batches have different numbers of rows and keys.
     """
 
     depth: int
@@ -37,32 +41,54 @@ class Chain:
     max_k: int = 0
     result_bytes: int = 2
     tensors: tuple[int, ...] = ()
+    rows: int | None = None
+    page: int | None = None
+    ragged: bool = False
 
 
 @dataclass(frozen=True)
 class ChainRow:
-    """A row of the table: up to this depth and width, take this block of (rows, keys) and so many warps and stages."""
+    """A row of the table: the schedule of chains up to this depth and width and, if `rows` is given, of so few rows.
+
+    The schedule's block[2] stands for the depth of the chain.
+    """
 
     most: int
-    rows: int
-    keys: int
-    warps: int
-    stages: int
+    schedule: Schedule
+    rows: int | None = None
+
+
+def _row(most: int, block: tuple[int, int], warps: int, stages: int, **fields: Any) -> ChainRow:
+    base = Schedule(raster=1, delay=0, prefetch=0)
+    return ChainRow(most, replace(base, block=(*block, most), warps=(warps, 1), stages=stages, **fields))
+
+
+def _few(most: int, keys: int, stages: int, splits: int) -> ChainRow:
+    """Up to 16 rows: one warp a CTA, and as many CTAs on a multiprocessor as keep its share of the memory busy."""
+    return replace(_row(most, (16, keys), 1, stages, splits=splits), rows=16)
 
 
 # 32 rows a warp halve the traffic of shared memory against 16, where registers allow them: at a depth of 128 they do not,
 # without warps of their own for copies.
 _LARGE_SHARED = (
-    ChainRow(64, 128, 64, 4, 2),
-    ChainRow(128, 128, 64, 8, 2),
-    ChainRow(256, 128, 64, 8, 1),
-    ChainRow(512, 64, 16, 4, 1),
+    _few(64, 64, 3, 4),
+    _few(128, 64, 2, 3),
+    _few(256, 32, 2, 3),
+    _few(512, 16, 2, 2),
+    _row(64, (128, 64), 4, 2),
+    _row(128, (128, 64), 8, 2),
+    _row(256, (128, 64), 8, 1),
+    _row(512, (64, 16), 4, 1),
 )
 _SMALL_SHARED = (
-    ChainRow(64, 128, 64, 4, 2),
-    ChainRow(128, 64, 32, 4, 2),
-    ChainRow(256, 64, 32, 4, 1),
-    ChainRow(512, 64, 16, 4, 1),
+    _few(64, 64, 2, 2),
+    _few(128, 32, 2, 2),
+    _few(256, 16, 2, 2),
+    _few(512, 16, 1, 1),
+    _row(64, (128, 64), 4, 2),
+    _row(128, (64, 32), 4, 2),
+    _row(256, (64, 32), 4, 1),
+    _row(512, (64, 16), 4, 1),
 )
 CHAINED_ROWS: dict[str, tuple[ChainRow, ...]] = {
     "sm_80": _LARGE_SHARED,
@@ -70,19 +96,17 @@ CHAINED_ROWS: dict[str, tuple[ChainRow, ...]] = {
     "sm_90a": _LARGE_SHARED,
     "sm_120a": _SMALL_SHARED,
 }
-"""Target name -> rows by growing depth; a larger one takes the last row."""
+"""Target name -> rows, those for few rows first, by growing depth; a chain takes the first that it fits, else the last."""
 
 
 def choose_chained_schedule(target: Target, chain: Chain) -> Schedule:
     """The row of the target's table; where further tensors leave no room, with fewer stages, then with fewer keys."""
-    row = table_row(target, chain)[1]
-    schedule = Schedule(
-        block=(row.rows, row.keys, chain.depth), warps=(row.warps, 1), stages=row.stages, raster=1, delay=0, prefetch=0
-    )
+    schedule = table_row(target, chain)[1].schedule
+    rows, most, _ = schedule.block
     tried = [
-        replace(schedule, block=(row.rows, keys, chain.depth), stages=stages)
-        for keys in (row.keys >> shift for shift in range(row.keys.bit_length() - 4))
-        for stages in range(row.stages, 0, -1)
+        replace(schedule, block=(rows, keys, chain.depth), stages=stages)
+        for keys in (most >> shift for shift in range(most.bit_length() - 4))
+        for stages in range(schedule.stages, 0, -1)
     ]
     return next((one for one in tried if problem_of_chain(one, target, chain) is None), tried[-1])
 
@@ -90,8 +114,26 @@ def choose_chained_schedule(target: Target, chain: Chain) -> Schedule:
 def table_row(target: Target, chain: Chain) -> tuple[int, ChainRow]:
     """The row for a chain, and its number from 1."""
     rows = CHAINED_ROWS[target.name]
-    fitting = ((i, row) for i, row in enumerate(rows, 1) if max(chain.depth, chain.width) <= row.most)
-    return next(fitting, (len(rows), rows[-1]))
+    for number, row in enumerate(rows, 1):
+        few = row.rows is None or (chain.rows is not None and chain.rows <= row.rows)
+        if few and max(chain.depth, chain.width) <= row.most:
+            return number, row
+    return len(rows), rows[-1]
+
+
+def variant_schedule(variant: Variant, schedule: Schedule) -> Schedule:
+    """The schedule of a variant: tensors that are aligned to less than 16 bytes are copied by the threads that compute."""
+    if variant.layout == "dense" or variant.align == 16:
+        return schedule
+    return replace(schedule, transport="cp_async", roles="unified", producer_regs=0, consumer_regs=0)
+
+
+def combine_schedule(width: int, whole: bool) -> Schedule:
+    """Of the kernel that combines splits; `whole`: whether a CTA has whole rows of `width` columns."""
+    columns = -(-width // 64) * 64 if whole else 64
+    return Schedule(
+        block=(16, columns, 16), warps=(1, 4), stages=4 if columns <= 128 else 2, raster=1, delay=0, prefetch=0
+    )
 
 
 def chained_shared_bytes(schedule: Schedule, chain: Chain, operand_bytes: int = 2) -> int:
@@ -105,7 +147,8 @@ def chained_shared_bytes(schedule: Schedule, chain: Chain, operand_bytes: int = 
     end = 0
     for stages, size in slots:
         end = -(-end // SHARED_ALIGNMENT) * SHARED_ALIGNMENT + stages * size
-    result = rows * chain.width * chain.result_bytes if schedule.epilogue == "shared" else 0
+    result_bytes = 4 if schedule.splits else chain.result_bytes
+    result = rows * chain.width * result_bytes if schedule.epilogue == "shared" else 0
     each = 2 if schedule.roles == "specialized" else int(schedule.transport == "tma")
     return max(end, result) + sum(stages for stages, _ in slots) * each * MBARRIER_BYTES
 
@@ -124,6 +167,10 @@ def problem_of_chain(schedule: Schedule, target: Target, chain: Chain) -> str | 
         return f"warps of two products in a row split rows only: warps is [W, 1], got {list(schedule.warps)}"
     if depth != chain.depth:
         return f"block[2] is the whole depth of the first product, {chain.depth}, got {depth}"
+    if chain.page is not None and chain.page % schedule.block[1]:
+        return f"block[1] divides a page's {chain.page} keys, got {schedule.block[1]}"
+    if chain.ragged and schedule.splits:
+        return f"splits wants sequences of one number of rows, got {schedule.splits}"
     if schedule.promote and not chain.max_k:
         return "promote belongs to the hybrid policy, and these products accumulate in f32"
     if schedule.promote > chain.max_k:
@@ -131,7 +178,7 @@ def problem_of_chain(schedule: Schedule, target: Target, chain: Chain) -> str | 
     if schedule.transport == "tma" and not target.tma:
         return f"transport = tma needs sm_90 or later, and the target is {target.name}; use cp_async"
     try:
-        get_atom(schedule.atom, chain.element, "f16" if chain.max_k else "f32", target.name)
+        get_atom(schedule.fragment_atom, chain.element, "f16" if chain.max_k else "f32", target.name)
     except EmmyError as error:
         return error.message
     transport = AUTO_TRANSPORT[target.name] if schedule.transport == "auto" else schedule.transport

@@ -114,7 +114,7 @@ def _chain_reason(op: CompositeOp, schedule: Schedule, options: Options) -> str:
     target, replaced = get_target(options.target), [name for name, _ in options.schedule]
     number, row = table_row(target, op.chain())
     text = f"row {number} of {len(CHAINED_ROWS[target.name])} of the table of chained products of {target.name}"
-    if not replaced and (schedule.block[1], schedule.stages) != (row.keys, row.stages):
+    if not replaced and (schedule.block[1], schedule.stages) != (row.schedule.block[1], row.schedule.stages):
         text += ", with the keys and stages that there is room for"
     return text + (f", with {', '.join(replaced)} from options" if replaced else "")
 

@@ -259,6 +259,8 @@ def _widest_access(view: SSAValue) -> int:
             widest = max(widest, op.bytes.value.data)
         elif isinstance(op, async_copy.TmaLoadOp | async_copy.TmaStoreOp):
             widest = max(widest, DEFAULT_ALIGN)
+        elif isinstance(op, tile.SliceOp):
+            widest = max(widest, _widest_access(op.result))
         elif isinstance(op, mma.StoreGlobalOp | mma.LoadGlobalOp) and _in_pairs(type_):
             widest = max(widest, 2 * itemsize)
     return widest
@@ -355,8 +357,9 @@ class HostEvaluator:
         self.name_results()
         for op in self.function.body.block.ops:
             self.visit(op)
-        arguments = [buffer for buffer in self.buffers.values() if buffer.argument]
-        allocated = [buffer for buffer in self.buffers.values() if not buffer.argument]
+        own = [buffer for buffer in self.buffers.values() if not buffer.parts]
+        arguments = [buffer for buffer in own if buffer.argument]
+        allocated = [buffer for buffer in own if not buffer.argument]
         spec: EntrySpec = {
             "arguments": [self.argument_spec(buffer) for buffer in arguments],
             "results": [self.buffer_spec(buffer) for buffer in self.returned],
@@ -401,6 +404,8 @@ class HostEvaluator:
             self.indices[op.result] = ["sms"]
         elif isinstance(op, tile.AllocOp):
             self.buffers[op.result] = self.allocate(op)
+        elif isinstance(op, tile.ReshapeOp):
+            self.buffers[op.result] = self.reshape(op)
         elif isinstance(op, tile.LaunchOp):
             self.launches.append(self.launch(op, op.kernel.root_reference.data, op.ctas, ()))
         elif isinstance(op, tile.DispatchOp):
@@ -419,6 +424,14 @@ class HostEvaluator:
         shape = op.result.type.get_shape()
         sizes = tuple(next(dynamic) if size == DYNAMIC else size for size in shape)
         return Buffer(self.names[op.result], self.element_type(op.result), sizes, False)
+
+    def reshape(self, op: tile.ReshapeOp) -> Buffer:
+        source, origins = self.buffers[op.source], op.origins()
+        declared = op.result.type.get_shape()
+        sizes = tuple(source.sizes[axis] if s == DYNAMIC else s for s, (axis, _) in zip(declared, origins, strict=True))
+        if source.parts:
+            origins = [(source.parts[axis][0], multiply(step, source.parts[axis][1])) for axis, step in origins]
+        return replace(source, sizes=sizes, parts=tuple(origins))
 
     def results(self, op: func.ReturnOp) -> list[Buffer]:
         buffers = [self.buffers[value] for value in op.arguments]

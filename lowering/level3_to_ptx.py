@@ -428,6 +428,19 @@ class KernelLowering(EventLowering):
         """A parameter, or a number."""
         self.values[op.result] = self.views[op.source].sizes[op.axis.value.data]
 
+    def read(self, op: tile.ReadOp) -> None:
+        """`ld.global` by every thread, of one address."""
+        view, b = self.views[op.view], self.builder
+        box = view.part(b, [self.number(index) for index in op.indices], view.sizes)
+        self.values[op.result] = b.emit("ld_global_b32", [box.pointer], (0,)).results[0]
+
+    def slice_view(self, op: tile.SliceOp) -> None:
+        """Another address, and sizes in registers."""
+        view, sizes = self.views[op.view], iter(op.sizes)
+        extents = [self.number(next(sizes)) if s == tile.DYNAMIC else s for s in op.result.type.get_shape()]
+        part = view.part(self.builder, [self.number(offset) for offset in op.offsets], extents)
+        self.views[op.result] = part.with_bounds(self.builder)
+
     def cta_id(self, op: tile.CtaIdOp) -> None:
         """`%ctaid.x`"""
         self.values[op.result] = self.builder.pure("ctaid_x")
@@ -503,6 +516,8 @@ _register(mma.CoordOp, KernelLowering.coord)
 _register(mma.SliceOp, KernelLowering.slice)
 _register(mma.JoinOp, KernelLowering.join)
 _register(tile.DimOp, KernelLowering.dim)
+_register(tile.ReadOp, KernelLowering.read)
+_register(tile.SliceOp, KernelLowering.slice_view)
 _register(tile.CtaIdOp, KernelLowering.cta_id)
 _register(tile.CtaCountOp, KernelLowering.cta_count)
 _register(arith.ConstantOp, KernelLowering.constant)

@@ -210,6 +210,13 @@ class View:
         sizes = tuple(builder.constant(size) if isinstance(size, int) else size for size in self.sizes)
         return replace(self, sizes=sizes)
 
+    def part(self, builder: Builder, offsets: Sequence[Number], sizes: Sequence[Number]) -> View:
+        """The view of other sizes that begins at element offsets of this one."""
+        pointer = self.pointer
+        for offset, stride in zip(offsets, self.strides, strict=True):
+            pointer = builder.offset_address(pointer, offset, stride)
+        return replace(self, pointer=pointer, sizes=tuple(sizes))
+
 
 def parameter_kinds(number: int, type_: tile.ViewType) -> list[str]:
     """What the launch passes for view `number`, in the words of `ptx.kernel`: address, `?` sizes, explicit `?` strides."""

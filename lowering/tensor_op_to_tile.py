@@ -53,6 +53,7 @@ from xdsl.dialects.builtin import (
     TensorType,
     f16,
     f32,
+    i32,
 )
 from xdsl.ir import Attribute, Block, Operation, Region, SSAValue
 from xdsl.passes import ModulePass
@@ -60,6 +61,7 @@ from xdsl.passes import ModulePass
 from emmy.dialects.common import DYNAMIC
 from emmy.dialects.tensor_op import (
     AccumulateAttr,
+    CompositeOp,
     MapOp,
     MatmulOp,
     accumulation_policy,
@@ -113,7 +115,7 @@ def lower_function(module: ModuleOp, function: func.FuncOp, names: set[str], var
     """Lower one function; its kernels are added after it. `names` are the module's symbols, kept up to date."""
     ops = _level1_ops(function)
     groups = group_ops(ops)
-    anchor = _lower_composites(module, function, groups, names)
+    anchor = _lower_composites(module, function, groups, names, variants)
     groups = [group for group in groups if group.composite is None]
     for i, group in enumerate(groups):
         base = f"{function.sym_name.data}_kernel{i if len(groups) > 1 else ''}"
@@ -130,7 +132,9 @@ def lower_function(module: ModuleOp, function: func.FuncOp, names: set[str], var
         op.erase()
 
 
-def _lower_composites(module: ModuleOp, function: func.FuncOp, groups: Sequence[Group], names: set[str]) -> Operation:
+def _lower_composites(
+    module: ModuleOp, function: func.FuncOp, groups: Sequence[Group], names: set[str], variants: Sequence[Variant]
+) -> Operation:
     """Add the kernels of composites after the function, their launches where they stand; the last op added, or the function.
 
     Readers of a composite take the tensors that its launches fill.
@@ -142,7 +146,7 @@ def _lower_composites(module: ModuleOp, function: func.FuncOp, groups: Sequence[
             continue
         name = f"{function.sym_name.data}_kernel{i if len(groups) > 1 else ''}"
         host = Emitter(function.body.block, op, anchor=op)
-        kernels, results = op.lower(host, lambda suffix, name=name: _fresh(name + suffix, names))
+        kernels, results = op.lower(host, lambda suffix, name=name: _fresh(name + suffix, names), variants)
         for value, result in zip(op.results, results, strict=True):
             value.replace_all_uses_with(result)
         for kernel in kernels:
@@ -171,7 +175,8 @@ def _level1_ops(function: func.FuncOp) -> list[Operation]:
 def _check_types(op: Operation) -> None:
     for value in (*op.operands, *op.results):
         tensor = tensor_type(value)
-        if not isinstance(tensor.element_type, Float16Type | BFloat16Type | Float32Type):
+        integers = tensor.element_type == i32 and isinstance(op, CompositeOp)
+        if not integers and not isinstance(tensor.element_type, Float16Type | BFloat16Type | Float32Type):
             raise EmmyError(f"kernels work on f16, bf16 and f32 tensors, got {tensor}", location_of(op))
         if any(size > MAX_SIZE for size in tensor.get_shape()):
             raise EmmyError(f"a dimension of {tensor} is over {MAX_SIZE}, the largest 32-bit size", location_of(op))

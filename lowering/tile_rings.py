@@ -143,7 +143,7 @@ def copy_slice(kernel: tile.KernelOp, loads: Sequence[tile.LoadOp]) -> Slice:
     result = Slice()
     work: list[tuple[SSAValue, tile.LoadOp]] = []
     for load in loads:
-        work += [(index, load) for index in load.indices]
+        work += [(value, load) for value in (load.view, *load.indices)]
         for loop in _loops_around(load, kernel):
             work += [(bound, load) for bound in _enter(result, loop)]
     while work:

@@ -263,7 +263,8 @@ class ProducerHalf:
         slot = hint(acquire.slot, f"{ring.name}_slot")
         for load, name in ring.fields.items():
             indices = [self.values.get(index, index) for index in load.indices]
-            emit.at(load)(async_copy.CopyOp(load.view, indices, slot, name))
+            view = self.values.get(load.view, load.view)
+            emit.at(load)(async_copy.CopyOp(view, indices, slot, name))
         emit(async_copy.CommitOp(slot))
 
     def loop(self, op: scf.ForOp, emit: Emitter) -> None:

@@ -55,7 +55,7 @@ SCALARS = (
     "order",
     "masks",
 )
-COUNTS_FROM_ZERO = ("delay", "prefetch", "persistent", "opt_level", "store_columns", "stagger", "lazy")
+COUNTS_FROM_ZERO = ("delay", "prefetch", "persistent", "splits", "opt_level", "store_columns", "stagger", "lazy")
 """Fields for which 0 is a choice: their options are unset at -1."""
 
 
@@ -82,6 +82,7 @@ class AssignSchedule(ModulePass):
     producer_regs: int = 0
     consumer_regs: int = 0
     persistent: int = -1
+    splits: int = -1
     raster: int = 0
     fragments: int = 0
     epilogue: str = ""

@@ -7,7 +7,7 @@ from typing import cast
 
 from xdsl.dialects import scf
 from xdsl.dialects.builtin import ArrayAttr, FixedBitwidthType
-from xdsl.ir import SSAValue
+from xdsl.ir import BlockArgument, SSAValue
 
 from emmy.dialects import async_copy as ac
 from emmy.dialects.common import DYNAMIC
@@ -42,6 +42,8 @@ def tma_problem(op: ac.CopyOp | ac.StoreOp, certain: bool) -> str | None:
     The base pointer is 16-byte aligned by contract. Strides that follow from `?` sizes, and that the view's `align` promises
     nothing of, are a problem if it must be `certain` that every call is legal; else they are left to the check at launch.
     """
+    if not isinstance(op.view, BlockArgument):
+        return "the tensor is a part of another one that is known at run time only"
     tile, view = field_of(op), cast(ViewType, op.view.type)
     element = tile.element_type
     if not isinstance(element, FixedBitwidthType) or element.size not in (2, 4):

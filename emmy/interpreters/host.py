@@ -67,6 +67,8 @@ def _step(module: ModuleOp, op: Operation, values: dict[SSAValue, Any], run_kern
         values[op.result] = cast(Array, values[op.source]).shape[op.axis.value.data]
     elif isinstance(op, tile.AllocOp):
         values[op.result] = _allocate(op, [int(values[s]) for s in op.sizes])
+    elif isinstance(op, tile.ReshapeOp):
+        values[op.result] = _reshape(op, cast(Array, values[op.source]))
     elif isinstance(op, tile.SmCountOp):
         values[op.result] = EMULATED_SMS
     elif isinstance(op, tile.LaunchOp):
@@ -110,6 +112,14 @@ def _lies_as(view: tile.ViewType, array: Array) -> bool:
         return False
     bytes_ = [array.ctypes.data, array.shape[-1] * size, *(stride * size for stride in strides[:-1])]
     return 0 in array.shape or not view.align.data or not any(count % view.align.data for count in bytes_)
+
+
+def _reshape(op: tile.ReshapeOp, source: Array) -> Array:
+    """The same memory, for dimensions are only split: kernels may write into what comes of it."""
+    declared, origins = op.result.type.get_shape(), op.origins()
+    return source.reshape(
+        [source.shape[axis] if s == DYNAMIC else s for s, (axis, _) in zip(declared, origins, strict=True)]
+    )
 
 
 def _allocate(op: tile.AllocOp, sizes: list[int]) -> Array:

@@ -150,6 +150,17 @@ def _dot(cta: Cta, op: tile.DotOp, operands: list[Any]) -> list[Any]:
     return [total.astype(operands[2].dtype)]
 
 
+def _slice(cta: Cta, op: tile.SliceOp, operands: list[Any]) -> list[Any]:
+    array, *places = operands
+    rank = array.ndim
+    given = iter(places[rank:])
+    sizes = [next(given) if s == DYNAMIC else s for s in op.result.type.get_shape()]
+    if not all(0 <= o and 0 <= s and o + s <= n for o, s, n in zip(places, sizes, array.shape, strict=False)):
+        message = f"a slice of sizes {sizes} at {places[:rank]} leaves a view of sizes {list(array.shape)}"
+        raise EmmyError(message, location_of(op))
+    return [array[tuple(slice(o, o + s) for o, s in zip(places, sizes, strict=False))]]
+
+
 def _read(cta: Cta, op: tile.ReadOp, operands: list[Any]) -> list[Any]:
     array, *place = operands
     if not all(0 <= i < n for i, n in zip(place, array.shape, strict=True)):
@@ -198,6 +209,7 @@ STEPS: dict[type[Operation], Callable[[Cta, Any, list[Any]], list[Any]]] = {
     tile.GridOp: _grid,
     tile.CtaIdOp: _cta_id,
     tile.CtaCountOp: _cta_count,
+    tile.SliceOp: _slice,
     tile.LoadOp: _load,
     tile.ReadOp: _read,
     tile.StoreOp: _store,

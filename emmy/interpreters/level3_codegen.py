@@ -234,6 +234,19 @@ def _dim(w: _Writer, op: tile.DimOp) -> None:
     w.put(f"{w.name(op.result)} = {w.name(op.source)}.shape[{op.axis.value.data}]")
 
 
+@_rule(tile.ReadOp)
+def _read(w: _Writer, op: tile.ReadOp) -> None:
+    w.put(f"{w.name(op.result)} = int({w.name(op.view)}[{w.indices(op.indices)}])")
+
+
+@_rule(tile.SliceOp)
+def _slice_view(w: _Writer, op: tile.SliceOp) -> None:
+    sizes = iter(op.sizes)
+    extents = [w.name(next(sizes)) if s == tile.DYNAMIC else str(s) for s in op.result.type.get_shape()]
+    parts = [f"{w.name(at)}:{w.name(at)} + {extent}" for at, extent in zip(op.offsets, extents, strict=True)]
+    w.put(f"{w.name(op.result)} = {w.name(op.view)}[{', '.join(parts)}]")
+
+
 @_rule(tile.CtaIdOp)
 def _cta(w: _Writer, op: tile.CtaIdOp) -> None:
     w.put(f"{w.name(op.result)} = CTA")

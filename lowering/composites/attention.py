@@ -3,29 +3,22 @@
     %o = tensor_op.attention %q, %k, %v scale 0.125 causal
        : (tensor<BxHxSxDxf16>, tensor<BxGxTxDxf16>, tensor<BxGxTxExf16>) -> tensor<BxHxSxExf16>
 
-The kernel is one loop over blocks of keys with a running maximum and sum (online softmax, Milakov and Gimelshein 2018; the loop
-of FlashAttention-2, Dao 2023). Scores are kept in base 2, and the maximum in units of the exponent: where it does not change,
-the factor of the old sums is exactly 1. The maximum begins finite and hidden scores are minus infinity, so that no infinity is
-ever subtracted from another one.
+The tile program is that of `emmy.lowering.online_softmax`.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import ml_dtypes
 import numpy as np
-from xdsl.dialects import scf
 from xdsl.dialects.builtin import (
     BFloat16Type,
     Float16Type,
     Float32Type,
     FloatAttr,
     IntegerAttr,
-    StringAttr,
     TensorType,
     UnitAttr,
     f32,
@@ -33,8 +26,9 @@ from xdsl.dialects.builtin import (
     i32,
     i64,
 )
-from xdsl.ir import Attribute, Block, Region, SSAValue
+from xdsl.ir import Attribute, SSAValue
 from xdsl.irdl import (
+    AttrSizedOperandSegments,
     irdl_op_definition,
     operand_def,
     opt_operand_def,
@@ -59,42 +53,23 @@ from emmy.dialects.tensor_op import (
     module_policy,
     tensor_type,
 )
-from emmy.dialects.tile import (
-    AllocOp,
-    CoordOp,
-    DimOp,
-    GridOp,
-    Index,
-    KernelOp,
-    LaunchOp,
-    ScheduleAttr,
-    SqueezeOp,
-    StoreOp,
-    TileType,
-    ViewType,
-)
+from emmy.dialects.tile import AllocOp, DimOp, KernelOp, ReshapeOp, ScheduleAttr
 from emmy.errors import EmmyError
 from emmy.locations import location_of
-from emmy.lowering.tile_builder import Number, TileBuilder, named
+from emmy.lowering.online_softmax import K_STEP, LEAST, LOWEST, TINY, WeightedSum, Whole, lower_weighted_sum, padded
+from emmy.lowering.tile_builder import named
 from emmy.passes.emitter import Emitter
+from emmy.variants import Variant
 
-LOG2_E = math.log2(math.e)
-K_STEP = 16
-LEFT = 8
-"""Columns that the row sum keeps inside the loop: what a lane of an accumulator holds are 2 of every 8."""
-LOWEST = -1e30
-"""Where the maximum begins: finite, and below every score that is not minus infinity."""
-LEAST = 1e-30
-"""What a sum of no keys is divided by."""
-TINY = 1e-30
-"""Scales up to here are not folded into the unit of the exponents, which must not be 0."""
 MOST_KEYS = 2**30
 """Positions of keys, and sums of two of them, are i32."""
 MOST_DEPTH = 512
 """The largest head dimension."""
-CARRIED = ("j", "top", "total", "sums")
-FINAL = ("last_top", "last_total", "last_sums")
-"""Names of what the loop carries, and of what it leaves."""
+
+CLAUSES = {"bias": ("bias",), "lengths": ("starts_q", "starts_k"), "pages": ("table", "counts")}
+"""Keyword of the text -> the operands that it brings."""
+BATCHES = "attention has batch sizes that must be equal"
+OPERANDS = ("q", "k", "v", *(name for names in CLAUSES.values() for name in names))
 
 
 @irdl_op_definition
@@ -109,6 +84,12 @@ class AttentionOp(CompositeOp):
     (minus infinity hides a key; scores below -7e29 count as such). The query of row i stands at key p = i + T - S. `causal` hides
     keys after p, `window W` keys before p - W + 1, without `causal` also those after p + W - 1. A row that sees no key gives
     zeros, and minus infinity.
+
+    `lengths %starts_q, %starts_k` (both N + 1 x i32, rising from 0): N sequences lie one after the other along S and T, and B is
+    1; sequence n has the rows from starts[n] to starts[n + 1] - 1, of which there are at most `rows R`, if that is said.
+    `pages %table, %counts` (B x M x i32, B x i32): k and v are P pages, P x G x L x D and P x G x L x E; key t of sequence b is
+    key t mod L of page table[b, t / L], and there are counts[b] of them.
+
     `accumulate` is the policy of the product with the values (without it the module's), `accumulate_scores` that of the scores;
     either is f32 or hybrid. All of softmax is f32; its weights are rounded to the type of the values.
     """
@@ -118,21 +99,27 @@ class AttentionOp(CompositeOp):
     k = operand_def(TensorType)
     v = operand_def(TensorType)
     bias = opt_operand_def(TensorType)
+    starts_q = opt_operand_def(TensorType)
+    starts_k = opt_operand_def(TensorType)
+    table = opt_operand_def(TensorType)
+    counts = opt_operand_def(TensorType)
     result = result_def(TensorType)
     lse = opt_result_def(TensorType)
     scale = prop_def(FloatAttr)
     causal = opt_prop_def(UnitAttr)
     window = opt_prop_def(IntegerAttr)
     softcap = opt_prop_def(FloatAttr)
+    rows = opt_prop_def(IntegerAttr)
     accumulate = opt_prop_def(AccumulateAttr)
     accumulate_scores = opt_prop_def(AccumulateAttr)
     traits = traits_def(Pure())
+    irdl_options = (AttrSizedOperandSegments(as_property=True),)
 
     # ---- text
 
     @classmethod
     def parse(cls, parser: Parser) -> AttentionOp:
-        operands = [parser.parse_unresolved_operand()]
+        names, operands = ["q", "k", "v"], [parser.parse_unresolved_operand()]
         for _ in range(2):
             parser.parse_punctuation(",")
             operands.append(parser.parse_unresolved_operand())
@@ -144,21 +131,34 @@ class AttentionOp(CompositeOp):
             properties["window"] = IntegerAttr(parser.parse_integer(allow_boolean=False), i64)
         if parser.parse_optional_keyword("softcap") is not None:
             properties["softcap"] = FloatAttr(float(parser.parse_number()), f64)
-        if parser.parse_optional_keyword("bias") is not None:
-            operands.append(parser.parse_unresolved_operand())
+        for keyword, more in CLAUSES.items():
+            if parser.parse_optional_keyword(keyword) is not None:
+                names += more
+                operands += parser.parse_comma_separated_list(parser.Delimiter.NONE, parser.parse_unresolved_operand)
+        if parser.parse_optional_keyword("rows") is not None:
+            properties["rows"] = IntegerAttr(parser.parse_integer(allow_boolean=False), i64)
         for policy in ("accumulate", "accumulate_scores"):
             if parser.parse_optional_keyword(policy) is not None:
                 properties[policy] = AccumulateAttr.new(AccumulateAttr.parse_parameters(parser))
         attributes = parser.parse_optional_attr_dict()
         parser.parse_punctuation(":")
         place = parser.pos
+        if len(names) != len(operands):
+            parser.raise_error(
+                f"attention takes {len(names)} operands with these clauses, got {len(operands)}", place, place
+            )
         types = parser.parse_function_type()
-        values = parser.resolve_operands(operands, types.inputs.data, place)
+        values = dict(zip(names, parser.resolve_operands(operands, types.inputs.data, place), strict=True))
         results = types.outputs.data
         if not 1 <= len(results) <= 2:
             message = f"attention gives its result and perhaps a logarithm for each row, got {len(results)} types"
             parser.raise_error(message, place, place)
-        return cls.create(operands=values, result_types=results, properties=properties, attributes=attributes)
+        return cls(
+            operands=[values.get(name) for name in OPERANDS],
+            result_types=[results[0], results[1] if len(results) > 1 else None],
+            properties=properties,
+            attributes=attributes,
+        )
 
     def print(self, printer: Printer) -> None:
         printer.print_string(" ")
@@ -170,9 +170,13 @@ class AttentionOp(CompositeOp):
             printer.print_string(f" window {self.window.value.data}")
         if self.softcap is not None:
             printer.print_string(f" softcap {self.softcap.value.data!r}")
-        if self.bias is not None:
-            printer.print_string(" bias ")
-            printer.print_ssa_value(self.bias)
+        for keyword, names in CLAUSES.items():
+            values = [value for name in names if (value := getattr(self, name)) is not None]
+            if values:
+                printer.print_string(f" {keyword} ")
+                printer.print_list(values, printer.print_ssa_value)
+        if self.rows is not None:
+            printer.print_string(f" rows {self.rows.value.data}")
         for policy in ("accumulate", "accumulate_scores"):
             attribute = self.properties.get(policy)
             if isinstance(attribute, AccumulateAttr):
@@ -186,6 +190,7 @@ class AttentionOp(CompositeOp):
 
     def verify_(self) -> None:
         self._check_shapes()
+        self._check_tables()
         self._check_numbers()
         q, result = tensor_type(self.q).element_type, tensor_type(self.result).element_type
         if not isinstance(q, Float16Type | BFloat16Type):
@@ -227,7 +232,8 @@ class AttentionOp(CompositeOp):
             raise VerifyException(f"{q[1]} query heads do not share {k[1]} key and {v[1]} value heads evenly")
         if not _agree(k[2], v[2]):
             raise VerifyException(f"there are as many values as keys, got {v[2]} and {k[2]}")
-        if not _agree(q[0], k[0]) or not _agree(q[0], v[0]):
+        batches = [k[0], v[0]] if self.table is not None else [q[0], k[0], v[0]]
+        if not all(_agree(a, b) for a in batches for b in batches):
             raise VerifyException(f"batch sizes are equal, got {shape_text((q[0], k[0], v[0]))}")
         if tuple(tensor_type(self.result).get_shape()) != (*q[:3], v[3]):
             given = shape_text(tensor_type(self.result).get_shape())
@@ -239,6 +245,40 @@ class AttentionOp(CompositeOp):
             shape, full = tensor_type(self.bias).get_shape(), (*q[:3], k[2])
             if len(shape) != 4 or any(s != 1 and not _agree(s, f) for s, f in zip(shape, full, strict=True)):
                 raise VerifyException(f"a bias of {shape_text(shape)} does not broadcast to {shape_text(full)}")
+
+    def _check_tables(self) -> None:
+        """What `lengths` and `pages` bring."""
+        starts, pages = (self.starts_q, self.starts_k), (self.table, self.counts)
+        for values, ranks, keyword in ((starts, (1, 1), "lengths"), (pages, (2, 1), "pages")):
+            for value, rank in zip(values, ranks, strict=True):
+                if (value is None) != (values[0] is None):
+                    raise VerifyException(f"{keyword} takes two tensors")
+                if value is not None and (
+                    tensor_type(value).element_type != i32 or len(tensor_type(value).get_shape()) != rank
+                ):
+                    raise VerifyException(
+                        f"{keyword} takes tensors of i32 of ranks {ranks[0]} and {ranks[1]}, got {value.type}"
+                    )
+        q, k = tensor_type(self.q).get_shape(), tensor_type(self.k).get_shape()
+        if self.starts_q is not None and self.starts_k is not None:
+            sizes = [tensor_type(x).get_shape()[0] for x in (self.starts_q, self.starts_k)]
+            if not _agree(*sizes) or 0 in sizes:
+                raise VerifyException(f"lengths takes two tensors of one size, at least 1, got {shape_text(sizes)}")
+            if (q[0], k[0]) != (1, 1) or self.bias is not None or self.table is not None:
+                raise VerifyException("attention with lengths has a batch of 1, and neither bias nor pages")
+        if self.table is not None and self.counts is not None:
+            sizes = [q[0], tensor_type(self.table).get_shape()[0], tensor_type(self.counts).get_shape()[0]]
+            if not all(_agree(a, b) for a in sizes for b in sizes):
+                raise VerifyException(
+                    f"pages takes a row of the table and a count for each batch, got {shape_text(sizes)}"
+                )
+            if k[2] == DYNAMIC or k[2] < K_STEP or k[2] % K_STEP or self.bias is not None:
+                raise VerifyException(
+                    f"a page has a static multiple of {K_STEP} keys, and there is no bias; got {shape_text(k)}"
+                )
+        if self.rows is not None and (self.starts_q is None or not 1 <= self.rows.value.data < MOST_KEYS):
+            given = self.rows.value.data
+            raise VerifyException(f"rows belongs to lengths, and is a number from 1 to {MOST_KEYS - 1}, got {given}")
 
     def _check_numbers(self) -> None:
         if not abs(self.scale.value.data) <= 1 / TINY:
@@ -272,7 +312,7 @@ class AttentionOp(CompositeOp):
         return None
 
     def chain(self) -> Chain:
-        depth, width = (_padded(tensor_type(x).get_shape()[3]) for x in (self.q, self.v))
+        depth, width = (padded(tensor_type(x).get_shape()[3]) for x in (self.q, self.v))
         return Chain(
             depth,
             width,
@@ -280,19 +320,40 @@ class AttentionOp(CompositeOp):
             max(policy.max_k.data for policy in self.policies()),
             _bytes(self.result),
             () if self.bias is None else (_bytes(self.bias),),
+            self._rows(),
+            None if self.table is None else tensor_type(self.k).get_shape()[2],
+            self.starts_q is not None,
         )
 
+    def _rows(self) -> int | None:
+        """Rows of one key head, None for `?` and with lengths: those of one query's heads are packed."""
+        if self.starts_q is not None:
+            return None
+        (_, heads, rows, _), groups = tensor_type(self.q).get_shape(), tensor_type(self.k).get_shape()[1]
+        return heads // groups if rows == 1 else rows if rows != DYNAMIC else None
+
     def sizes(self, operands: Sequence[Sequence[Any]]) -> CompositeSizes:
-        q, k, v, *bias = operands
-        equal = [(q[0], x[0], "attention has batch sizes that must be equal") for x in (k, v)]
+        given = dict(zip(self.given(), operands, strict=True))
+        q, k, v = given["q"], given["k"], given["v"]
+        if "table" in given:
+            equal = [(q[0], given["table"][0], BATCHES), (q[0], given["counts"][0], BATCHES), (k[0], v[0], BATCHES)]
+        else:
+            equal = [(q[0], k[0], BATCHES), (q[0], v[0], BATCHES)]
         equal.append((k[2], v[2], "attention has as many values as keys"))
+        if "starts_q" in given:
+            equal.append((given["starts_q"][0], given["starts_k"][0], "attention has lengths of equal sizes"))
         if self.bias is not None:
             declared = tensor_type(self.bias).get_shape()
-            pairs = zip(declared, bias[0], (*q[:3], k[2]), strict=True)
+            pairs = zip(declared, given["bias"], (*q[:3], k[2]), strict=True)
             equal += [(b, full, "attention has a bias whose sizes must be equal to") for d, b, full in pairs if d != 1]
         results = ((*q[:3], v[3]),) if self.lse is None else ((*q[:3], v[3]), tuple(q[:3]))
         seen = 1 if self.causal is not None else 2  # of causal scores, half
-        return CompositeSizes(results, tuple(equal), (seen, *q[:3], k[2], q[3] + v[3]))
+        keys = (k[2], given["table"][1]) if "table" in given else (k[2],)
+        return CompositeSizes(results, tuple(equal), (seen, *q[:3], *keys, q[3] + v[3]))
+
+    def given(self) -> list[str]:
+        """The names of the operands that there are, in order."""
+        return [name for name in OPERANDS if getattr(self, name) is not None]
 
     def error(self) -> float:
         # Weights are rounded to the type of the values, sums of f16 once more; scores and their exponentials are f32.
@@ -303,23 +364,54 @@ class AttentionOp(CompositeOp):
     # ---- what it means
 
     def evaluate(self, operands: Sequence[Any], contract: Callable[..., Any] | None) -> list[Any]:
-        q, k, v, *bias = operands
-        if k.shape[2] != v.shape[2] or not q.shape[0] == k.shape[0] == v.shape[0]:
+        given = dict(zip(self.given(), operands, strict=True))
+        q, k, v = given["q"], given["k"], given["v"]
+        batch = v.shape[0] if self.table is not None else q.shape[0]
+        if k.shape[2] != v.shape[2] or not batch == k.shape[0] == v.shape[0]:
             shapes = ", ".join(str(x.shape) for x in (q, k, v))
             raise EmmyError(f"attention of shapes {shapes}: the `?` sizes do not agree", location_of(self))
-        group = q.shape[1] // k.shape[1]
-        k, v = (np.repeat(x, group, axis=1) for x in (k, v))
+        value, logarithm = np.zeros((*q.shape[:3], v.shape[3]), q.dtype), np.zeros(q.shape[:3], q.dtype)
+        for at, rows, keys, values in self._sequences(given):
+            value[at], logarithm[at] = self._weigh(rows, keys, values, given.get("bias"), contract)
+        return [value] if self.lse is None else [value, logarithm]
+
+    def _sequences(self, given: dict[str, Any]) -> Iterator[tuple[Any, Any, Any, Any]]:
+        """(place in the result, queries, keys, values) of what is computed together."""
+        q, k, v = given["q"], given["k"], given["v"]
+        if "table" in given:
+            for b, count in enumerate(given["counts"].astype(int)):
+                places = given["table"][b].astype(int)[: -(-count // k.shape[2])]
+                # Pages x heads x keys x columns, as heads x keys of all pages x columns.
+                parts = [
+                    x[places].swapaxes(0, 1).reshape(1, x.shape[1], len(places) * x.shape[2], x.shape[3])
+                    for x in (k, v)
+                ]
+                yield slice(b, b + 1), q[b : b + 1], parts[0][:, :, :count], parts[1][:, :, :count]
+        elif "starts_q" in given:
+            starts = [given[name].astype(int) for name in ("starts_q", "starts_k")]
+            for x, edges in zip((q, k), starts, strict=True):
+                if edges[0] != 0 or edges[-1] != x.shape[2] or np.any(np.diff(edges) < 0):
+                    message = f"lengths rise from 0 to the {x.shape[2]} rows there are, got {edges.tolist()}"
+                    raise EmmyError(message, location_of(self))
+            for rows, keys in zip(*(map(slice, edges[:-1], edges[1:]) for edges in starts), strict=True):
+                yield (slice(None), slice(None), rows), q[:, :, rows], k[:, :, keys], v[:, :, keys]
+        else:
+            yield slice(None), q, k, v
+
+    def _weigh(self, q: Any, k: Any, v: Any, bias: Any, contract: Callable[..., Any] | None) -> tuple[Any, Any]:
+        """(result, logarithms) of sequences of one length."""
+        k, v = (np.repeat(x, q.shape[1] // k.shape[1], axis=1) for x in (k, v))
         of_scores, of_values = self.policies()
         scores = _product(q, k.swapaxes(-1, -2), of_scores, contract) * q.dtype.type(self.scale.value.data)
         if self.softcap is not None:
             cap = q.dtype.type(self.softcap.value.data)
             scores = cap * np.tanh(scores / cap)
-        if bias:
-            declared = tensor_type(self.bias).get_shape() if self.bias is not None else ()
-            if any(d != 1 and b != f for d, b, f in zip(declared, bias[0].shape, scores.shape, strict=True)):
-                message = f"a bias of shape {bias[0].shape} does not broadcast to {scores.shape}"
+        if self.bias is not None:
+            declared = tensor_type(self.bias).get_shape()
+            if any(d != 1 and b != f for d, b, f in zip(declared, bias.shape, scores.shape, strict=True)):
+                message = f"a bias of shape {bias.shape} does not broadcast to {scores.shape}"
                 raise EmmyError(message, location_of(self))
-            scores = scores + bias[0]
+            scores = scores + bias
         scores = np.where(self._seen(q.shape[2], k.shape[2]), scores, -np.inf)
         top = np.max(scores, axis=-1, keepdims=True, initial=LOWEST)
         weights = np.exp(scores - top)
@@ -328,8 +420,7 @@ class AttentionOp(CompositeOp):
             stored = np.float16 if isinstance(tensor_type(self.v).element_type, Float16Type) else ml_dtypes.bfloat16
             weights = weights.astype(stored).astype(np.float32)
         value = _product(weights, v, of_values, contract) / np.maximum(total, LEAST)
-        logarithm = np.where(total > 0, top + np.log(total), -np.inf)[..., 0]
-        return [value] if self.lse is None else [value, logarithm]
+        return value, np.where(total > 0, top + np.log(total), -np.inf)[..., 0]
 
     def _seen(self, rows: int, keys: int) -> Any:
         """Which keys each row sees."""
@@ -345,33 +436,50 @@ class AttentionOp(CompositeOp):
 
     # ---- its program
 
-    def lower(self, host: Emitter, fresh: Callable[[str], str]) -> tuple[list[KernelOp], list[SSAValue]]:
+    def lower(
+        self, host: Emitter, fresh: Callable[[str], str], variants: Sequence[Variant]
+    ) -> tuple[list[KernelOp], list[SSAValue]]:
         schedule = self.attributes.get("emmy.schedule")
         if not isinstance(schedule, ScheduleAttr):
             message = "this attention has no emmy.schedule; run assign-schedule{target=..} before lower-tensor-op"
             raise EmmyError(message, location_of(self))
-        build = TileBuilder(host)
-        q = tensor_type(self.q)
-        batch, heads, rows, _ = sizes = [
-            named(host.value(DimOp(self.q, axis)), "size") if size == DYNAMIC else size
-            for axis, size in enumerate(q.get_shape())
-        ]
-        dynamic = [size for size in sizes if not isinstance(size, int)]
+        shape = tensor_type(self.q).get_shape()
+        dynamic = [named(host.value(DimOp(self.q, axis)), "size") for axis in (0, 2) if shape[axis] == DYNAMIC]
         results = [named(host.value(AllocOp(dynamic, r.type)), r.name_hint) for r in self.results]
-        tiles = build.ceildiv(rows, schedule.data.block[0])
-        ctas = build.index(build.mul(build.mul(batch, heads), tiles, "ctas"))
-        kernel = Program(self, schedule, fresh("")).kernel()
-        inputs = list(dict.fromkeys(self.operands))
-        host(LaunchOp(kernel.sym_name.data, ctas, [*inputs, *results]))
-        return [kernel], results
+        what = WeightedSum(
+            source=self,
+            q=self._packed(self.q, host),
+            k=self.k,
+            v=self.v,
+            bias=None if self.bias is None else self._packed(self.bias, host),
+            starts=None if self.starts_q is None or self.starts_k is None else (self.starts_q, self.starts_k),
+            most_rows=None if self.rows is None else self.rows.value.data,
+            pages=None if self.table is None or self.counts is None else (self.table, self.counts),
+            scale=self.scale.value.data,
+            softcap=None if self.softcap is None else self.softcap.value.data,
+            causal=self.causal is not None,
+            window=None if self.window is None else self.window.value.data,
+            last_row=shape[2] == 1 and self.starts_q is None,
+            of_scores=self.policies()[0],
+            of_values=self.policies()[1],
+            remark=self.remark(),
+        )
+        whole = Whole(*[self._packed(result, host) for result in results], *[None] * (2 - len(results)))
+        return lower_weighted_sum(what, whole, schedule.data, host, fresh, variants), results
+
+    def _packed(self, tensor: SSAValue, host: Emitter) -> SSAValue:
+        """One query's heads that share keys as rows: B x H x 1 x .. as B x G x H/G x .., the same memory."""
+        heads, groups = (tensor_type(x).get_shape()[1] for x in (self.q, self.k))
+        batch, own, rows, *columns = tensor_type(tensor).get_shape()
+        alone = tensor_type(self.q).get_shape()[2] == 1 and self.starts_q is None
+        if not alone or heads == groups or own != heads or rows != 1:
+            return tensor
+        type_ = TensorType(tensor_type(tensor).element_type, [batch, groups, heads // groups, *columns])
+        return named(host.value(ReshapeOp(tensor, type_)), tensor.name_hint)
 
 
 def _agree(a: int, b: int) -> bool:
     return a == b or DYNAMIC in (a, b)
-
-
-def _padded(size: int) -> int:
-    return -(-size // K_STEP) * K_STEP
 
 
 def _bytes(value: SSAValue) -> int:
@@ -382,177 +490,3 @@ def _product(a: Any, b: Any, policy: AccumulateAttr, contract: Callable[..., Any
     if contract is None:
         return a @ b
     return contract(np.zeros((*a.shape[:-1], b.shape[-1]), np.float32), a, b, policy)
-
-
-# ---- the tile program ------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Keys:
-    """The keys that any row of a tile of rows may see, from `low` (a multiple of the block) to `high`.
-
-    edges: what hides keys in between, as the operands of a comparison that is true of a key that is seen; `key` stands for it.
-    """
-
-    low: Number
-    high: Number
-    edges: tuple[tuple[str, SSAValue | None, SSAValue | None], ...]
-
-
-class Program:
-    """The kernel of one op, under construction."""
-
-    def __init__(self, op: AttentionOp, schedule: ScheduleAttr, name: str):
-        self.op = op
-        self.schedule = schedule
-        self.name = name
-        self.rows, self.keys, self.depth = schedule.data.block
-        self.width = _padded(tensor_type(op.v).get_shape()[3])
-        tensors = [*dict.fromkeys(op.operands), *op.results]
-        self.block = Block(
-            arg_types=[ViewType.get(tensor_type(t).get_shape(), tensor_type(t).element_type) for t in tensors]
-        )
-        self.views: dict[SSAValue, SSAValue] = dict(zip(tensors, self.block.args, strict=True))
-        for tensor, view in self.views.items():
-            view.name_hint = tensor.name_hint
-        self.build = TileBuilder(Emitter(self.block, op))
-
-    def size(self, tensor: SSAValue, axis: int, name: str) -> Number:
-        """A size of a tensor: a number, or read from its view."""
-        size = tensor_type(tensor).get_shape()[axis]
-        return size if size != DYNAMIC else named(self.build.emit.value(DimOp(self.views[tensor], axis)), name)
-
-    def kernel(self) -> KernelOp:
-        """All of it."""
-        op, build = self.op, self.build
-        extents = [self.size(op.q, axis, name) for axis, name in enumerate(("batch", "heads", "rows"))]
-        grid = GridOp([build.index(x) for x in extents], (1, 1, self.rows), self.schedule.data.raster)
-        b, h, m = (named(offset, name) for offset, name in zip(build.emit(grid).results, "bhm", strict=True))
-        heads, groups = (tensor_type(x).get_shape()[1] for x in (op.q, op.k))
-        at = (b, h, build.div(h, heads // groups, "kv_head") if groups > 1 else 0, m)
-        q = build.load(self.views[op.q], (b, h, m, 0), (self.rows, self.depth), "q_tile")
-        keys = self.visible(m, extents[2], self.size(op.k, 2, "keys"))
-        self.finish(self.loop(q, keys, at), (b, h, m))
-        kernel = KernelOp(self.name, self.schedule, Region(self.block))
-        remark = op.remark()
-        if remark is not None:
-            kernel.attributes["emmy.remark"] = StringAttr(remark)
-        kernel.location = op.location
-        return kernel
-
-    # ---- which keys
-
-    def visible(self, m: SSAValue, rows: Number, keys: Number) -> Keys:
-        """The keys that the rows from `m` on see."""
-        op, build = self.op, self.build
-        causal, window = op.causal is not None, None if op.window is None else op.window.value.data
-        # A row that sees no key after its own sees none beyond the last one; rows beyond the last one are not stored.
-        whole = causal or (isinstance(keys, int) and keys % self.keys == 0)
-        edges: list[tuple[str, SSAValue | None, SSAValue | None]] = [] if whole else [("lt", None, build.index(keys))]
-        if not causal and window is None:
-            return Keys(0, keys, tuple(edges))
-        shift = build.sub(keys, rows, "shift")
-        first = build.add(m, shift, "first")
-        reach = self.rows + (0 if causal or window is None else window - 1)
-        high = build.min(build.add(first, reach, "reach"), keys, "last")
-        if not isinstance(shift, int) or shift + reach < 0:
-            high = build.max(high, 0, "high")
-        low: Number = 0
-        if window is not None:
-            oldest = build.max(build.sub(first, window - 1, "reach_back"), 0, "oldest")
-            low = build.mul(build.div(oldest, self.keys, "blocks"), self.keys, "low")
-            edges.append(("lt", self.position(first, -window, "before"), None))
-            if not causal:
-                edges.append(("lt", None, self.position(first, window, "beyond")))
-        if causal:
-            edges.append(("ge", self.position(first, 0, "position"), None))
-        return Keys(low, high, tuple(edges))
-
-    def position(self, first: Number, distance: int, name: str) -> SSAValue:
-        """For each row the key at a distance from its own."""
-        at = self.build.index(self.build.add(first, distance, f"{name}_first"))
-        return named(self.build.emit.value(CoordOp(0, at, TileType.get((self.rows, 1), i32))), name)
-
-    def hide(self, build: TileBuilder, scores: SSAValue, keys: Keys, j: SSAValue, hidden: SSAValue) -> SSAValue:
-        """The scores of the keys from `j` on, `hidden` where a row does not see the key."""
-        if not keys.edges:
-            return scores
-        key = named(build.emit.value(CoordOp(1, j, TileType.get((1, self.keys), i32))), "key")
-        for comparison, left, right in keys.edges:
-            seen = build.map(comparison, left or key, right or key, name="seen")
-            scores = build.map("select", seen, scores, hidden, name="shown")
-        return scores
-
-    # ---- the loop
-
-    def loop(self, q: SSAValue, keys: Keys, at: tuple[Number, ...]) -> list[SSAValue]:
-        """The running maximum (rows x 1, in base 2), sum (rows x LEFT) and product (rows x width) after all keys."""
-        build, (b, h, kv, m) = self.build, at
-        zero = build.fill(0.0, (self.rows, self.keys), "zero")
-        starts = [
-            build.fill(LOWEST, (self.rows, 1), "lowest"),
-            build.fill(0.0, (self.rows, LEFT), "none"),
-            build.fill(0.0, (self.rows, self.width), "nothing"),
-        ]
-        hidden = build.scalar(-math.inf, "hidden") if keys.edges else starts[0]
-        body = Block(arg_types=[Index, *(start.type for start in starts)])
-        j, top, total, sums = (named(arg, name) for arg, name in zip(body.args, CARRIED, strict=True))
-        bounds = build.index(keys.low), build.index(keys.high), build.index(self.keys)
-        inner = build.inside(body)
-        of_scores, of_values = self.op.policies()
-        k = inner.load(self.views[self.op.k], (b, kv, j, 0), (self.keys, self.depth), "k_tile")
-        scores, unit = self.scores(inner, inner.dot(q, k, zero, "scores", True, of_scores), (b, h, m, j))
-        scores = self.hide(inner, scores, keys, j, hidden)
-        peak = inner.map("mul", inner.reduce("max", scores, "row_max"), unit, name="peak")
-        new_top = inner.map("max", top, peak, name="new_top")
-        minus_top = inner.map("neg", new_top, name="minus_top")
-        weights = inner.map("exp2", inner.map("fma", scores, unit, minus_top, name="exponents"), name="weights")
-        kept = inner.map("exp2", inner.map("add", top, minus_top, name="fallen"), name="kept")
-        new_total = inner.map("fma", total, kept, inner.reduce("sum", weights, "gained", LEFT), name="new_total")
-        rescaled = inner.map("mul", sums, kept, name="rescaled")
-        p = inner.cast(weights, tensor_type(self.op.v).element_type, "p")
-        v = inner.load(self.views[self.op.v], (b, kv, j, 0), (self.keys, self.width), "v_tile")
-        inner.emit(scf.YieldOp(new_top, new_total, inner.dot(p, v, rescaled, "new_sums", policy=of_values)))
-        loop = build.emit(scf.ForOp(*bounds, starts, body))
-        loop.attributes["emmy.hidden_is_identity"] = UnitAttr()
-        return [named(result, name) for result, name in zip(loop.results, FINAL, strict=True)]
-
-    def scores(self, build: TileBuilder, products: SSAValue, at: tuple[Number, ...]) -> tuple[SSAValue, SSAValue]:
-        """(scores, unit): a score times the unit is what 2 is raised to; the unit is positive, so maxima keep their order."""
-        op, scale = self.op, self.op.scale.value.data
-        cap = None if op.softcap is None else op.softcap.value.data
-        unit = LOG2_E
-        if cap is not None:
-            capped = build.map("mul", products, build.scalar(scale / cap, "inner_scale"), name="uncapped")
-            scores, unit, scale = build.map("tanh", capped, name="capped"), cap * LOG2_E, cap
-        elif op.bias is None and scale > TINY:
-            scores, unit = products, scale * LOG2_E
-        elif op.bias is None:
-            scores = build.map("mul", products, build.scalar(scale, "scale"), name="scaled")
-        else:
-            scores = products
-        if op.bias is not None:
-            bias, unit = build.cast(self.bias(build, op.bias, at), f32, "bias_f32"), LOG2_E
-            scores = build.map("fma", scores, build.scalar(scale, "scale"), bias, name="biased")
-        return scores, build.scalar(unit, "unit")
-
-    def bias(self, build: TileBuilder, bias: SSAValue, at: tuple[Number, ...]) -> SSAValue:
-        """The tile of the bias; sizes of 1 broadcast."""
-        sizes = tensor_type(bias).get_shape()
-        places = [0 if size == 1 else place for size, place in zip(sizes, at, strict=True)]
-        shape = [1 if size == 1 else block for size, block in zip(sizes[2:], (self.rows, self.keys), strict=True)]
-        return build.load(self.views[bias], places, shape, "bias_tile")
-
-    def finish(self, state: Sequence[SSAValue], at: tuple[Number, ...]) -> None:
-        """Divide by the sum; store the result and, if it is asked for, the logarithm."""
-        build, op, (top, total, sums) = self.build, self.op, state
-        sum_ = build.reduce("sum", total, "sum")
-        inverse = build.map("rcp", build.map("max", sum_, build.scalar(LEAST, "least"), name="safe"), name="inverse")
-        tile = build.cast(build.map("mul", sums, inverse, name="value"), tensor_type(op.result).element_type, "rounded")
-        build.emit(StoreOp(tile, self.views[op.result], [build.index(x) for x in (*at, 0)]))
-        if op.lse is not None:
-            # The logarithm of no sum is minus infinity.
-            exponent = build.map("add", top, build.map("log2", sum_, name="log2_sum"), name="exponent")
-            log = build.map("mul", exponent, build.scalar(math.log(2), "ln2"), name="log_sum")
-            column = named(build.emit.value(SqueezeOp(log, 1)), "lse_tile")
-            build.emit(StoreOp(column, self.views[op.lse], [build.index(x) for x in at]))

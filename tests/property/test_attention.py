@@ -38,6 +38,7 @@ class Case:
     logarithm: bool
     block: tuple[int, int]
     warps: int
+    splits: int
 
     def tensor(self, sizes, dtype, dynamic):
         return (
@@ -62,7 +63,8 @@ class Case:
         names = "%o, %l" if self.logarithm else "%o"
         clauses = f"{self.clauses}{' bias %b' if self.bias else ''}{self.policies}"
         padded = -(-self.depth // 16) * 16
-        schedule = f"#tile.schedule<block = [{self.block[0]}, {self.block[1]}, {padded}], warps = [{self.warps}, 1], stages = 1>"
+        fields = f"block = [{self.block[0]}, {self.block[1]}, {padded}], warps = [{self.warps}, 1], stages = 1"
+        schedule = f"#tile.schedule<{fields}, splits = {self.splits}>"
         returned = ", ".join(results)
         return f"""func.func @f({arguments}) -> ({returned}) {{
           {names} = tensor_op.attention %q, %k, %v {clauses} {{emmy.schedule = {schedule}}}
@@ -78,7 +80,8 @@ class Case:
 
 @st.composite
 def cases(draw):
-    groups, batch, rows, keys = draw(st.integers(1, 2)), draw(st.integers(0, 2)), draw(SIZES), draw(SIZES)
+    groups, batch, keys = draw(st.integers(1, 2)), draw(st.integers(0, 2)), draw(SIZES)
+    rows = draw(st.one_of(SIZES, st.just(1)))
     heads = groups * draw(st.integers(1, 3))
     dtype = draw(st.sampled_from(["f16", "f16", "bf16"]))
     scale = draw(st.sampled_from([0.125, 0.5, 1.0, -0.3, 0.0]))
@@ -110,6 +113,7 @@ def cases(draw):
         draw(st.booleans()),
         (draw(st.sampled_from([16, 32])) * warps, draw(st.sampled_from([16, 32, 48, 64]))),
         warps,
+        draw(st.sampled_from([0, 0, 1, 2])),
     )
 
 

@@ -1,10 +1,11 @@
 """Level 2: texts come back as they were; malformed ones are refused with a sentence and its place."""
 
+import numpy as np
 import pytest
 from xdsl.dialects.builtin import f16
 
 from emmy.dialects.common import DYNAMIC
-from emmy.dialects.tile import ScheduleAttr, TileType, ViewType, find_kernel, kernel_type
+from emmy.dialects.tile import ReshapeOp, ScheduleAttr, TileType, ViewType, find_kernel, kernel_type
 from emmy.errors import EmmyError
 from emmy.ir import parse_module, print_module, verify_module
 from emmy.schedules import CHOICES, RANGES, SCHEDULE_FIELDS, Schedule
@@ -194,12 +195,43 @@ tile.kernel @k(%v: !tile.view<?x64xf16>) {{
             "%r = tile.alloc [] : tensor<5x64xf32>\n  tile.launch @k[%n] (%r) : tensor<5x64xf32>",
             "kernel @k takes a !tile.view<?x64xf16> here, got a tensor<5x64xf32>",
         ),
+        ("%r = tile.reshape %a : tensor<?x64xf16> to tensor<?x64xf32>", "reshape keeps the element type"),
+        ("%r = tile.reshape %a : tensor<?x64xf16> to tensor<?x4x15xf16>", "?x4x15 is not ?x64 with dimensions split"),
+        ("%r = tile.reshape %a : tensor<?x64xf16> to tensor<2x?x64xf16>", "2x?x64 is not ?x64 with dimensions split"),
+        ("%r = tile.reshape %a : tensor<?x64xf16> to tensor<64x?xf16>", "64x? is not ?x64 with dimensions split"),
+        ("%r = tile.reshape %a : tensor<?x64xf16> to tensor<?x64x2xf16>", "?x64x2 is not ?x64 with dimensions split"),
     ],
 )
 def test_malformed_host(op, sentence):
     with pytest.raises(EmmyError) as caught:
         verify_module(parse_module(HOST.format(op=op), "t.mlir"))
     assert sentence in caught.value.message
+
+
+@pytest.mark.parametrize(
+    ("source", "result", "origins"),
+    [
+        ("?x64", "?x64", [(0, 1), (1, 1)]),
+        ("2x8x1x64", "2x2x4x64", [(0, 1), (1, 4), (1, 1), (3, 1)]),
+        ("2x?x4", "2x?x4x1", [(0, 1), (1, 1), (2, 1), (0, 1)]),
+        ("1x24", "2x1x3x4", [(1, 12), (0, 1), (1, 4), (1, 1)]),
+        ("0x6", "0x3x2", [(0, 1), (1, 2), (1, 1)]),
+        ("1x1", "1", [(0, 1)]),
+    ],
+)
+def test_reshape(source, result, origins):
+    """Where dimensions come from; NumPy agrees, and shares the memory."""
+    text = HOST.replace("?x64", source).format(
+        op=f"%r = tile.reshape %a : tensor<{source}xf16> to tensor<{result}xf16>"
+    )
+    module = parse_module(text.replace("%n = tile.dim %a, 0 : tensor<" + source + "xf16>", ""), "t.mlir")
+    verify_module(module)
+    [op] = [op for op in module.walk() if isinstance(op, ReshapeOp)]
+    assert op.origins() == origins
+    array = np.zeros([3 if s == "?" else int(s) for s in source.split("x")], np.int32)
+    reshaped = array.reshape([3 if s == "?" else int(s) for s in result.split("x")])
+    for size, stride, (axis, step) in zip(reshaped.shape, reshaped.strides, origins, strict=True):
+        assert size == 1 or array.size == 0 or stride == step * array.strides[axis]
 
 
 @pytest.mark.parametrize(

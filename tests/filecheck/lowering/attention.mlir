@@ -9,8 +9,8 @@
 // CHECK:        tile.kernel @plain_kernel
 // CHECK-SAME:     schedule <block = [128, 64, 64], warps = [4, 1], stages = 2, raster = 1, delay = 0, prefetch = 0>
 // CHECK:          %b, %h, %m = tile.grid [%c2 by 1, %c4 by 1, %c256 by 128] raster 1
-// CHECK:          %kv_head = arith.divui %h, %c2 : index
 // CHECK:          %q_tile = tile.load %q[%b, %h, %m, %c0] : !tile.view<2x4x256x64xf16> -> !tile.tile<128x64xf16>
+// CHECK:          %kv_head = arith.divui %h, %c2 : index
 // CHECK:          %unit = arith.constant 0.180336878 : f32
 // CHECK:          scf.for %j = %c0 to %c512 step %c64 iter_args(%top = %lowest, %total = %none, %sums = %nothing)
 // CHECK-NEXT:       %k_tile = tile.load %k[%b, %kv_head, %j, %c0]
@@ -43,7 +43,7 @@ func.func @plain(%q: tensor<2x4x256x64xf16>, %k: tensor<2x2x512x64xf16>, %v: ten
 
 // Sizes at run time, an odd head dimension, a window: rows stand at key m + keys - rows; the loop begins at a whole block.
 // CHECK-LABEL:  func.func @window
-// CHECK:          tile.launch @window_kernel[%ctas] (%q, %k, %o)
+// CHECK:          tile.launch @window_kernel[%tiles] (%q, %k, %o)
 // CHECK:        tile.kernel @window_kernel
 // CHECK:          %q_tile = tile.load %q[%b, %h, %m, %c0] : !tile.view<?x8x?x59xf16> -> !tile.tile<128x64xf16>
 // CHECK:          %shift = arith.subi %keys, %rows : index
@@ -89,8 +89,8 @@ func.func @window(%q: tensor<?x8x?x59xf16>, %k: tensor<?x1x?x59xf16>) -> tensor<
 // CHECK:          %log2_sum = tile.map log2 %sum
 // CHECK-NEXT:     %exponent = tile.map add %last_top, %log2_sum
 // CHECK:          %log_sum = tile.map mul %exponent, %ln2
-// CHECK-NEXT:     %lse_tile = tile.squeeze %log_sum axis 1 : !tile.tile<128x1xf32> -> !tile.tile<128xf32>
-// CHECK-NEXT:     tile.store %lse_tile, %lse[%b, %h, %m] : !tile.tile<128xf32>, !tile.view<1x2x100xf32>
+// CHECK-NEXT:     %log_row = tile.squeeze %log_sum axis 1 : !tile.tile<128x1xf32> -> !tile.tile<128xf32>
+// CHECK-NEXT:     tile.store %log_row, %lse[%b, %h, %m] : !tile.tile<128xf32>, !tile.view<1x2x100xf32>
 func.func @capped(%q: tensor<1x2x100x16xf16>, %bias: tensor<1x1x1x100xbf16>) -> (tensor<1x2x100x16xf16>, tensor<1x2x100xf32>) {
   %o, %lse = tensor_op.attention %q, %q, %q scale 0.125 softcap 2.0 bias %bias accumulate<hybrid>
     : (tensor<1x2x100x16xf16>, tensor<1x2x100x16xf16>, tensor<1x2x100x16xf16>, tensor<1x1x1x100xbf16>)
@@ -108,4 +108,43 @@ func.func @deep(%q: tensor<1x8x512x256xbf16>) -> (tensor<1x8x512x256xbf16>, tens
   %p = tensor_op.attention %q, %q, %q scale 1.0 {emmy.schedule = #tile.schedule<block = [16, 16, 256], warps = [1, 1], stages = 1>}
     : (tensor<1x8x512x256xbf16>, tensor<1x8x512x256xbf16>, tensor<1x8x512x256xbf16>) -> tensor<1x8x512x256xbf16>
   func.return %o, %p : tensor<1x8x512x256xbf16>, tensor<1x8x512x256xbf16>
+}
+
+// One query of 8 heads that share 2 key heads: four rows each, all at the last key, so that nothing is after them. Few rows
+// have their keys split over as many CTAs as run at once; a second kernel combines.
+// CHECK-LABEL:  func.func @decode
+// CHECK:          %q_1 = tile.reshape %q : tensor<1x8x1x128xf16> to tensor<1x2x4x128xf16>
+// CHECK-NEXT:     %o_1 = tile.reshape %o : tensor<1x8x1x128xf16> to tensor<1x2x4x128xf16>
+// CHECK:          %blocks = arith.ceildivui %size, %c64 : index
+// CHECK:          %sms = tile.sm_count
+// CHECK-NEXT:     %c3 = arith.constant 3 : index
+// CHECK-NEXT:     %slots = arith.muli %sms, %c3 : index
+// CHECK:          %shares = arith.divui %slots, %c2 : index
+// CHECK:          %splits = arith.ceildivui %some_blocks, %each : index
+// CHECK-NEXT:     %part_sums = tile.alloc[%splits] : tensor<1x2x?x4x128xf32>
+// CHECK-NEXT:     %part_tops = tile.alloc[%splits] : tensor<1x2x?x4xf32>
+// CHECK-NEXT:     %part_totals = tile.alloc[%splits] : tensor<1x2x?x4xf32>
+// CHECK:          tile.launch @decode_kernel[%ctas] (%q_1, %k, %v, %part_sums, %part_tops, %part_totals)
+// CHECK:          %part_tops_1 = tile.reshape %part_tops : tensor<1x2x?x4xf32> to tensor<1x2x?x4x1xf32>
+// CHECK:          tile.launch @decode_kernel_combine[%c4] (%part_sums, %part_tops_1, %part_totals_1, %o_1)
+// CHECK:        tile.kernel @decode_kernel
+// CHECK-SAME:     block = [16, 64, 128], warps = [1, 1], stages = 2, splits = 3
+// CHECK:          %b, %h, %x, %m = tile.grid [%c1 by 1, %c2 by 1, %splits by 1, %c4 by 16]
+// CHECK:          %before = arith.subi %keys, %c1025 : index
+// CHECK:          %span = arith.subi %keys, %low : index
+// CHECK:          %from = arith.addi %low, %skipped : index
+// CHECK:          %to = arith.minsi %until, %keys : index
+// CHECK:          scf.for %j = %from to %to
+// CHECK:            tile.map lt %key, %keys
+// CHECK:            tile.map lt %before, %key
+// CHECK:          tile.store %last_sums, %part_sums[%b, %h, %x, %m, %c0]
+// CHECK:          tile.store %row, %part_tops[%b, %h, %x, %m]
+// CHECK:        tile.kernel @decode_kernel_combine
+// CHECK:          scf.for %x = %c0 to %splits
+// CHECK:            %new_sums = tile.map fma %part_sums_1, %weight, %rescaled
+// CHECK:          tile.store %rounded, %o[%b, %h, %m, %e]
+func.func @decode(%q: tensor<1x8x1x128xf16>, %k: tensor<1x2x?x128xf16>, %v: tensor<1x2x?x128xf16>) -> tensor<1x8x1x128xf16> {
+  %o = tensor_op.attention %q, %k, %v scale 0.125 causal window 1024
+    : (tensor<1x8x1x128xf16>, tensor<1x2x?x128xf16>, tensor<1x2x?x128xf16>) -> tensor<1x8x1x128xf16>
+  func.return %o : tensor<1x8x1x128xf16>
 }

@@ -1,0 +1,80 @@
+"""Attention down to PTX, called on the emulator: memory orders, split keys, one query's heads as rows."""
+
+import numpy as np
+import pytest
+
+import emmy
+from emmy.emulated_calls import run_on_emulator
+from emmy.interpreters import level1
+from emmy.ir import parse_module
+
+
+def text(q, k, v, clauses, element="f16", schedule=""):
+    """A function over tensors of these sizes ("?" for what comes with the call) with both results."""
+    shapes = [tuple(size.split("x")) for size in (q, k, v)]
+    tensors = [f"tensor<{'x'.join(s)}x{element}>" for s in shapes]
+    rows = "x".join(shapes[0][:3])
+    results = f"(tensor<{rows}x{shapes[2][3]}x{element}>, tensor<{rows}xf32>)"
+    pinned = f" {{emmy.schedule = #tile.schedule<{schedule}>}}" if schedule else ""
+    return f"""func.func @f(%q: {tensors[0]}, %k: {tensors[1]}, %v: {tensors[2]}) -> {results} {{
+      %o, %l = tensor_op.attention %q, %k, %v {clauses}{pinned} : ({", ".join(tensors)}) -> {results}
+      func.return %o, %l : {results[1:-1]}
+    }}"""
+
+
+def order(array, axes):
+    """The array, lying in memory in another order of its axes."""
+    return np.ascontiguousarray(array.transpose(axes)).transpose(np.argsort(axes))
+
+
+def check(source, arrays, target="sm_90a", **how):
+    """Every result is near the float64 meaning."""
+    module = emmy.compile(source, target)
+    results, _ = run_on_emulator(module.portable_artefact, "f", arrays, **how)
+    exact = level1.run(parse_module(source, "t.mlir"), "f", arrays)
+    np.testing.assert_allclose(results[0].astype(float), exact[0], rtol=2e-3, atol=2e-3)
+    np.testing.assert_allclose(results[1], exact[1], rtol=1e-5, atol=1e-5)
+
+
+def draw(*shape):
+    return np.random.default_rng(sum(shape)).standard_normal(shape).astype(np.float16)
+
+
+@pytest.mark.parametrize("target", ["sm_89", "sm_90a"])
+@pytest.mark.parametrize("axes", [(0, 2, 1, 3), (2, 0, 1, 3)])
+def test_memory_orders(target, axes):
+    """Batch, rows, heads, columns, as models have them; or rows outermost."""
+    arrays = [order(draw(2, 4, 41, 32), axes), order(draw(2, 2, 73, 32), axes), order(draw(2, 2, 73, 32), axes)]
+    assert not arrays[0].flags.c_contiguous
+    check(text("?x4x?x32", "?x2x?x32", "?x2x?x32", "scale 0.2 causal"), arrays, target, landing="random", seed=1)
+
+
+def test_rows_that_are_not_16_bytes():
+    """An odd head dimension: copies of single elements."""
+    arrays = [draw(1, 2, 40, 59), draw(1, 2, 50, 59), draw(1, 2, 50, 21)]
+    check(text("1x2x40x59", "1x2x50x59", "1x2x50x21", "scale 0.2 window 20"), arrays)
+
+
+@pytest.mark.parametrize("target", ["sm_89", "sm_90a", "sm_120a"])
+@pytest.mark.parametrize("keys", [0, 1, 65, 500])
+def test_one_query(target, keys):
+    """Heads that share keys are rows; keys are split, some splits get none."""
+    arrays = [draw(2, 6, 1, 64), draw(2, 2, keys, 64), draw(2, 2, keys, 64)]
+    check(text("2x6x1x64", "2x2x?x64", "2x2x?x64", "scale 0.2 causal"), arrays, target, landing="random", seed=2)
+
+
+def test_one_query_of_a_cache():
+    """Keys lie as batch, keys, heads, columns; queries in a larger tensor. Windows begin within a split."""
+    cache = order(draw(2, 2, 300, 64), (0, 2, 1, 3))
+    q = np.zeros((2, 6, 1, 128), np.float16)
+    q[..., :64] = draw(2, 6, 1, 64)
+    arrays = [q[..., :64], cache, order(cache[::-1], (0, 2, 1, 3))]
+    check(text("2x6x1x64", "2x2x?x64", "2x2x?x64", "scale 0.2 window 150"), arrays)
+
+
+@pytest.mark.parametrize("splits", [1, 3])
+def test_split_keys_of_many_rows(splits):
+    """A pinned schedule splits any number of rows: splits without a visible block count for nothing."""
+    schedule = f"block = [32, 16, 32], warps = [2, 1], stages = 2, splits = {splits}"
+    arrays = [draw(1, 2, 70, 32), draw(1, 1, 90, 32), draw(1, 1, 90, 48)]
+    check(text("1x2x70x32", "1x1x90x32", "1x1x90x48", "scale 0.2 causal", schedule=schedule), arrays)
