@@ -25,7 +25,7 @@ PLACED_ALIGNMENT = 256
 """Bytes: addresses modulo this are those of the NumPy arrays."""
 
 LARGE_SPAN = 1 << 28
-"""Bytes from which gaps are zeros, which cost no memory until they are touched, instead of poison."""
+"""Bytes from which gaps are zeros, which cost no memory until they are touched, and stay behind when a result is copied back."""
 
 
 def numpy_info(array: Array, placed: bool = False) -> ArrayInfo:
@@ -75,7 +75,8 @@ class Placed:
         """Memory for a result that is the caller's own: elements are poison, what lies between them is what it is."""
         placed = Placed.like(original)
         if original.size:
-            placed.memory[placed.offset :] = bytes_between(original)
+            if placed.memory.size <= LARGE_SPAN:
+                placed.memory[placed.offset :] = bytes_between(original)
             bits: Array = np.ndarray(
                 original.shape, f"u{original.itemsize}", placed.memory.data, placed.offset, original.strides
             )
@@ -117,7 +118,9 @@ def run_on_emulator(
     run.launch_all(call)
     results = [run.buffers[buffer.name] for buffer in call.results]
     for placed, out in zip(results, outs or (), strict=False):
-        if out.size:
+        if placed.memory.size > LARGE_SPAN:
+            out[...] = placed.array
+        elif out.size:
             bytes_between(out)[...] = placed.memory[placed.offset :]
     return list(outs) if outs is not None else [placed.array for placed in results], run.reports
 
