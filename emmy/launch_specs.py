@@ -39,8 +39,9 @@ MAX_MAP_SIZE, MAX_MAP_STRIDE, MAP_STRIDE = 2**32, 2**40, 16
 SCALAR_RANGES: dict[str, tuple[int, int]] = {"u32": (0, 2**32 - 1), "u64": (0, 2**64 - 1)}
 
 
-MAX_SIZE = 2**31 - 1
-"""The largest size of a dimension: kernels count elements of one dimension in 32 bits, whatever a tensor's bytes."""
+MAX_SIZE = 2**31 - 2**10
+"""The largest size of a dimension: kernels count elements of one dimension in 32 bits, whatever a tensor's bytes, and a tile
+may end beyond the last one."""
 
 
 class ArgumentSpec(TypedDict):

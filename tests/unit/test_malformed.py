@@ -191,7 +191,7 @@ COMPILING = (
     Case("f64 in a map", edit("xf16", "xf64", SQUARE), "2:3", "kernels work on f16, bf16 and f32 tensors, got tensor<64x64xf64>"),
     Case("a map of rank 0", edit("64x64xf16", "f16", SQUARE), "2:3", "kernels work on tensors of rank 1 and more, got tensor<f16>"),
     Case("an operand of rank 0", edit("%b: tensor<64x64xf16>", "%b: tensor<f16>", edit(", tensor<64x64xf16>)", ", tensor<f16>)", SQUARE)), "2:3", "kernels work on tensors of rank 1 and more, got tensor<f16>"),
-    Case("a dimension of more than 32 bits", edit("64", "9999999999"), "2:3", "a dimension of tensor<9999999999x32xf16> is over 2147483647, the largest 32-bit size"),
+    Case("a dimension of more than 32 bits", edit("64", "9999999999"), "2:3", "a dimension of tensor<9999999999x32xf16> is over 2147482624, the largest that is counted in 32 bits"),
     Case("a scalar argument", edit("%b: tensor<64x64xf16>)", "%b: tensor<64x64xf16>, %p: i1)", SQUARE), "1:1", "function @f takes and gives tensors; got i1"),
     Case("scf.if", body("  %p = arith.constant true\n  %c = scf.if %p -> (tensor<64x64xf16>) {\n    scf.yield %a : tensor<64x64xf16>\n  } else {\n    scf.yield %b : tensor<64x64xf16>\n  }\n"), "2:3", f"{ONLY} 'arith.constant'"),
     Case("scf.for", body("  %z = tensor_op.map exp %a : (tensor<64x64xf16>) -> tensor<64x64xf16>\n  %i = arith.constant 1 : index\n  %c = scf.for %k = %i to %i step %i iter_args(%x = %z) -> (tensor<64x64xf16>) {\n    scf.yield %x : tensor<64x64xf16>\n  }\n"), "3:3", f"{ONLY} 'arith.constant'"),
