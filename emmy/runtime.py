@@ -310,13 +310,13 @@ class CudaModule:
         arrays: Sequence[ArrayInfo],
         outs: Sequence[ArrayInfo] | None,
         stream: int,
-        multiples: tuple[int, ...] | None = None,
+        addresses: Sequence[int] | None = None,
     ) -> Plan:
-        """Check a call, load what it launches and make its plan: for aligned addresses, or for those that are `multiples`."""
+        """Check a call, load what it launches and make its plan: for aligned addresses, or for any like `addresses`."""
         if len(self._plans) >= MAX_PLANS:
             self._plans.clear()
         infos = tuple(
-            replace(info, address=None if multiples is None else multiples[position])
+            replace(info, address=None if addresses is None else addresses[position])
             for position, info in enumerate((*arrays, *(outs or ())))
         )
         count = len(arrays)
@@ -343,7 +343,7 @@ class CudaModule:
         if other is None:
             count = len(self.artefact.entry(plan.entry)["arguments"])
             outs = plan.arrays[count:] if len(plan.arrays) > count else None
-            other = self._prepare_all(plan.entry, plan.arrays[:count], outs, stream, multiples)
+            other = self._prepare_all(plan.entry, plan.arrays[:count], outs, stream, addresses)
             plan.others[multiples] = other
         return other
 

@@ -117,6 +117,37 @@ def test_a_misaligned_address_is_refused_on_a_warm_plan_too(module):
         module.run("vector_add", (shifted, ThroughInterface(B)), out=ThroughInterface(np.zeros(1000, np.float32)))
 
 
+def choosing_module():
+    """vector_add for addresses that are multiples of 64 bytes; in CTAs of 64 threads for any others, also of the result."""
+    spec = ENTRIES["vector_add"]
+    arguments = [{**argument, "strides": [None]} for argument in spec["arguments"]]
+    first = spec["launches"][0]
+    otherwise = {
+        **first,
+        "grid": [["ceildiv", ["dim", "a", 0], 64], 1, 1],
+        "block": [64, 1, 1],
+        "wants": {name: {"align": 4} for name in ("a", "b", spec["results"][0]["name"])},
+    }
+    wants = {name: {"align": 16} for name in otherwise["wants"]}
+    launch = {**first, "wants": wants, "otherwise": [otherwise]}
+    entry = {**spec, "arguments": arguments, "launches": [launch]}
+    return runtime.Runtime().load(Artefact("sm_90a", {"smoke": Image(smoke_ptx("sm_90a"))}, {"vector_add": entry}))
+
+
+def test_each_address_takes_its_variant_whichever_came_first(log):
+    """Plans are kept by shapes and strides; what an address is a multiple of decides anew in every call."""
+    module, out = choosing_module(), np.zeros(1008, np.float32)
+    start = -(out.ctypes.data // 4) % 16
+    aligned, shifted = out[start : start + 1000], out[start + 1 : start + 1001]
+    a, b = (ThroughInterface(array.copy()) for array in (A, B))
+    for target, threads in ((shifted, 64), (aligned, 128), (shifted, 64), (aligned, 128)):
+        target[...] = 0
+        module.run("vector_add", (a, b), out=ThroughInterface(target))
+        assert np.array_equal(target, A + B)
+        assert f" {threads},1,1 " in log()[-1]
+    assert sum(line.startswith("launch") for line in log()) == 4
+
+
 @pytest.mark.parametrize(
     ("args", "message"),
     [
