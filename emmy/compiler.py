@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, is_dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,6 +23,7 @@ from emmy.assemble import Assembled, assemble, assemble_in_registers, find_tool
 from emmy.files import read_text
 from emmy.module import Module
 from emmy.options import Options
+from emmy.parameters import check_kind, check_words
 from emmy.targets import DEFAULT_TARGET, TARGETS, get_target
 from emmy.variants import PREFERRED, parse_variants
 
@@ -219,12 +220,21 @@ def compile(
     those are added that calls need.
     Raises `EmmyError`, with the place in the text where there is one, for anything that is wrong with these.
     """
+    for name, value, kind in (
+        ("target", target, "word"),
+        ("accumulate", accumulate, "word"),
+        ("dump_ir", dump_ir, "path"),
+        ("opt_level", opt_level, "number"),
+        ("verify_each", verify_each, "flag"),
+        ("entry", entry, "word"),
+    ):
+        check_kind(name, value, kind, optional=True)
+    check_words("variants", variants)
     text, file = read_source(source)
-    fields = asdict(schedule) if schedule is not None and not isinstance(schedule, Mapping) else (schedule or {})
     options = Options(
         target=get_target(target).name if target is not None else default_target(),
         accumulate=accumulate,
-        schedule=tuple(fields.items()),
+        schedule=tuple(_fields_of(schedule).items()),
         opt_level=opt_level,
         verify_each=os.environ.get(VERIFY_VARIABLE) == "1" if verify_each is None else verify_each,
         entry=entry,
@@ -244,8 +254,18 @@ def _open(text: str, file: str, options: Options, dump_ir: Path | None = None) -
     return CompiledModule(text, file, options, compile_text(text, file, options, dump_ir))
 
 
+def _fields_of(schedule: Mapping[str, Any] | Schedule | None) -> Mapping[str, Any]:
+    """The fields that a caller asks for; of a whole schedule all."""
+    if schedule is None or isinstance(schedule, Mapping):
+        return schedule or {}
+    if not is_dataclass(schedule) or isinstance(schedule, type):
+        check_kind("schedule", schedule, "fields", optional=True)
+    return asdict(schedule)
+
+
 def read_source(source: str | Path) -> tuple[str, str]:
     """(text, the name that errors give it) of a path or of a text."""
+    check_kind("source", source, "source")
     if isinstance(source, str) and ("\n" in source or "{" in source):
         return source, TEXT_NAME
     return read_text(source), os.fspath(source)

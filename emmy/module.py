@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from emmy.artefact import Artefact, Image, run_on_emulator
 from emmy.errors import EmmyError
+from emmy.parameters import check_kind
 
 if TYPE_CHECKING:
     from emmy.report import Report
@@ -106,6 +107,7 @@ class Entry:
 
     def _first_call(self, args: Sequence[Any], device: str, stream: Any, out: Any) -> Any:
         """Find the device; tensors are expected to come again."""
+        check_kind("device", device, "word")
         cuda = _CUDA_DEVICE.fullmatch(device)
         if cuda is None and device not in ("auto", "emulator"):
             raise EmmyError(f"device is one of {', '.join(DEVICES)}, got '{device}'")
@@ -152,4 +154,5 @@ def load(path: str | Path) -> Module:
 
     Raises `EmmyError` if the folder holds no artefact.
     """
+    check_kind("path", path, "path")
     return Module(Artefact.load(path))

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from emmy.errors import EmmyError
+from emmy.parameters import check_fields
 from emmy.pipelines import Step
 from emmy.variants import PREFERRED
 
@@ -19,7 +20,8 @@ class Options:
     (`f32`, `hybrid, max_k = 64`). schedule: fields of `emmy.schedules.Schedule` that replace the table's choice.
     opt_level: of ptxas, None for the schedule's. verify_each: verify after every pass.
     entry: the only function to compile, or None. variants: names of `emmy.variants` that kernels of level 1 are lowered to.
-    Raises `EmmyError` for an opt_level that ptxas does not have.
+    Raises `EmmyError` for an opt_level that ptxas does not have, and for
+    fields that no schedule has.
     """
 
     target: str
@@ -33,6 +35,7 @@ class Options:
     def __post_init__(self) -> None:
         if self.opt_level not in (None, 0, 1, 2, 3):
             raise EmmyError(f"optimisation level {self.opt_level} does not exist; ptxas has 0 to 3")
+        check_fields(dict(self.schedule))
 
     def pass_text(self, step: Step) -> str:
         """The step's pass with these options."""
@@ -47,18 +50,11 @@ GRIDS = {"block": ("block_m", "block_n", "block_k"), "warps": ("warps_m", "warps
 
 
 def schedule_options(fields: Mapping[str, Any]) -> list[str]:
-    """Schedule fields as options of `assign-schedule`: `block_m=128`, `transport="cp_async"`."""
-    from emmy.schedules import SCHEDULE_FIELDS
-
+    """Schedule fields, checked ones, as options of `assign-schedule`: `block_m=128`, `transport="cp_async"`."""
     options: list[str] = []
     for name, value in fields.items():
-        if name not in SCHEDULE_FIELDS:
-            raise EmmyError(f"a schedule has no field '{name}'; its fields are {', '.join(SCHEDULE_FIELDS)}")
         if name in GRIDS:
-            sizes = list(value) if isinstance(value, list | tuple) else []  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType]
-            if len(sizes) != len(GRIDS[name]):  # pyright: ignore[reportUnknownArgumentType]
-                raise EmmyError(f"the schedule's {name} is {len(GRIDS[name])} numbers, got {value}")
-            options += [f"{option}={size}" for option, size in zip(GRIDS[name], sizes, strict=True)]  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType]
+            options += [f"{option}={size}" for option, size in zip(GRIDS[name], value, strict=True)]
         else:
             options.append(f'{name}="{value}"' if isinstance(value, str) else f"{name}={value}")
     return options

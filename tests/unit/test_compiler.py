@@ -198,11 +198,11 @@ def test_schedule_overrides_single_fields():
     ("schedule", "words"),
     [
         ({"stage": 2}, "no field 'stage'"),
-        ({"block": (64, 64)}, "block is 3 numbers"),
-        ({"stages": 99}, "illegal schedule: stages is from 1 to 16"),
-        ({"stages": "many"}, "option 'stages'"),
+        ({"block": (64, 64)}, "block is 3 positive numbers"),
+        ({"stages": 99}, "the schedule's stages is from 1 to 16, got 99"),
+        ({"stages": "many"}, "the schedule's stages is a whole number, got 'many'"),
         ({"block": (4096, 4096, 64)}, "illegal schedule"),
-        ({"transport": "pigeon"}, "illegal schedule"),
+        ({"transport": "pigeon"}, "transport is one of auto, cp_async, plain, tma, got 'pigeon'"),
     ],
 )  # fmt: skip
 def test_bad_schedules(schedule: dict, words: str):
