@@ -56,7 +56,8 @@ from emmy.dialects.tensor_op import (
 from emmy.dialects.tile import AllocOp, DimOp, KernelOp, ReshapeOp, ScheduleAttr
 from emmy.errors import EmmyError
 from emmy.locations import location_of
-from emmy.lowering.online_softmax import K_STEP, LEAST, LOWEST, TINY, WeightedSum, Whole, lower_weighted_sum, padded
+from emmy.lowering.online_softmax import lower_weighted_sum
+from emmy.lowering.online_softmax_kernels import K_STEP, LEAST, LOWEST, TINY, WeightedSum, Whole, padded
 from emmy.lowering.tile_builder import named
 from emmy.passes.emitter import Emitter
 from emmy.variants import Variant

@@ -154,6 +154,108 @@ def test_malformed_bias_and_logarithms(bias, lse, sentence):
     assert sentence in caught.value.message
 
 
+PACKED = "tensor<1x8x?x32xf16>", "tensor<1x4x?x32xf16>", "tensor<1x4x?x48xf16>", "tensor<1x8x?x48xf16>"
+PAGED = "tensor<?x8x1x32xf16>", "tensor<9x4x32x32xf16>", "tensor<9x4x32x48xf16>", "tensor<?x8x1x48xf16>"
+
+
+def ragged(clause, first, second, tensors, more="", more_types=""):
+    """A function whose attention has a clause with two tensors."""
+    q, k, v, o = tensors
+    arguments = f"%q: {q}, %k: {k}, %v: {v}, %x: {first}, %y: {second}{more_types}"
+    given = ", ".join(part.partition(": ")[2] for part in arguments.split(", %"))
+    return function(f"{ATTENTION}scale 1.0{more} {clause} : ({given}) -> {o}", arguments, o)
+
+
+@pytest.mark.parametrize(
+    ("clause", "first", "second", "tensors"),
+    [
+        ("lengths %x, %y", "tensor<?xi32>", "tensor<5xi32>", PACKED),
+        ("lengths %x, %y rows 512", "tensor<?xi32>", "tensor<?xi32>", PACKED),
+        ("pages %x, %y", "tensor<?x?xi32>", "tensor<?xi32>", PAGED),
+    ],
+)
+def test_round_trip_of_lengths_and_pages(clause, first, second, tensors):
+    text = print_module(verified(ragged(clause, first, second, tensors)))
+    assert f" scale 1.0 {clause} : (" in text
+    assert print_module(verified(text)) == text
+
+
+RAGGED = [
+    (("lengths %x, %y", "tensor<?xi64>", "tensor<?xi32>", PACKED), "lengths takes tensors of i32 of ranks 1 and 1"),
+    (("lengths %x, %y", "tensor<?xi32>", "tensor<?x1xi32>", PACKED), "lengths takes tensors of i32 of ranks 1 and 1"),
+    (
+        ("lengths %x, %y", "tensor<4xi32>", "tensor<5xi32>", PACKED),
+        "lengths takes two tensors of one size, at least 1, got 4x5",
+    ),
+    (
+        ("lengths %x, %y", "tensor<0xi32>", "tensor<?xi32>", PACKED),
+        "lengths takes two tensors of one size, at least 1, got 0x?",
+    ),
+    (
+        ("lengths %x, %y", "tensor<?xi32>", "tensor<?xi32>", (TENSOR, HALF, WIDE, RESULT)),
+        "with lengths has a batch of 1",
+    ),
+    (
+        ("lengths %x, %y rows 0", "tensor<?xi32>", "tensor<?xi32>", PACKED),
+        "rows belongs to lengths, and is a number from 1",
+    ),
+    (
+        ("pages %x, %y rows 5", "tensor<?x?xi32>", "tensor<?xi32>", PAGED),
+        "rows belongs to lengths, and is a number from 1",
+    ),
+    (("pages %x, %y", "tensor<?xi32>", "tensor<?xi32>", PAGED), "pages takes tensors of i32 of ranks 2 and 1"),
+    (
+        ("pages %x, %y", "tensor<3x?xi32>", "tensor<4xi32>", PAGED),
+        "a row of the table and a count for each batch, got ?x3x4",
+    ),
+    (
+        (
+            "pages %x, %y",
+            "tensor<2x?xi32>",
+            "tensor<2xi32>",
+            (TENSOR, HALF.replace("96", "?"), WIDE.replace("96", "?"), RESULT),
+        ),
+        "a page has a static multiple of 16 keys, and there is no bias; got 2x4x?x32",
+    ),
+    (
+        (
+            "pages %x, %y",
+            "tensor<2x?xi32>",
+            "tensor<2xi32>",
+            (TENSOR, HALF.replace("96", "24"), WIDE.replace("96", "24"), RESULT),
+        ),
+        "a page has a static multiple of 16 keys, and there is no bias; got 2x4x24x32",
+    ),
+    (("lengths %x", "tensor<?xi32>", "tensor<?xi32>", PACKED), "attention takes 5 operands with these clauses, got 4"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "sentence"), RAGGED)
+def test_malformed_lengths_and_pages(arguments, sentence):
+    with pytest.raises(EmmyError) as caught:
+        verified(ragged(*arguments))
+    assert sentence in caught.value.message
+    assert caught.value.location.line == 2
+
+
+def test_illegal_schedules_of_lengths_and_pages():
+    pinned = "{{emmy.schedule = #tile.schedule<block = [64, {keys}, 32], warps = [4, 1], splits = {splits}>}}"
+    packed = ("lengths %x, %y " + pinned.format(keys=64, splits=2), "tensor<?xi32>", "tensor<?xi32>", PACKED)
+    with pytest.raises(EmmyError, match="splits wants sequences of one number of rows, got 2"):
+        lowered(ragged(*packed))
+    paged = ("pages %x, %y " + pinned.format(keys=64, splits=0), "tensor<?x?xi32>", "tensor<?xi32>", PAGED)
+    with pytest.raises(EmmyError, match=r"block\[1\] divides a page's 32 keys, got 64"):
+        lowered(ragged(*paged))
+
+
+def test_lengths_that_do_not_rise():
+    text = ragged("lengths %x, %y", "tensor<?xi32>", "tensor<?xi32>", PACKED)
+    arrays = [draw(1, 8, 9, 32), draw(1, 4, 9, 32), draw(1, 4, 9, 48)]
+    for starts in ([0, 5, 4, 9], [1, 9], [0, 8]):
+        with pytest.raises(EmmyError, match="lengths rise from 0 to the 9 rows there are, got"):
+            level1.run(verified(text), "f", [*arrays, np.int32(starts), np.int32(starts)])
+
+
 # ---- where it is known -----------------------------------------------------------------------------------------------
 
 

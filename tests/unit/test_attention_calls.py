@@ -72,6 +72,51 @@ def test_one_query_of_a_cache():
     check(text("2x6x1x64", "2x2x?x64", "2x2x?x64", "scale 0.2 window 150"), arrays)
 
 
+def ragged(q, k, v, clause, first, second, clauses="scale 0.2 causal"):
+    """The function of `text` with a clause of two more tensors."""
+    source = text(q, k, v, f"{clauses} {clause}")
+    source = source.replace(") -> (", f", %x: {first}, %y: {second}) -> (", 1)
+    before, after = source.rsplit(") -> (", 1)
+    return f"{before}, {first}, {second}) -> ({after}"
+
+
+@pytest.mark.parametrize("target", ["sm_89", "sm_90a"])
+@pytest.mark.parametrize("clauses", ["scale 0.2 causal", "scale 0.2", "scale -0.2 causal window 20"])
+def test_packed_sequences(target, clauses):
+    """Sequences without rows, without keys, with fewer keys than rows; what follows in memory does not matter."""
+    starts, ends = np.int32([0, 7, 7, 40, 40, 61, 90]), np.int32([0, 20, 50, 50, 55, 170, 175])
+    arrays = [draw(1, 4, 90, 32), draw(1, 2, 175, 32), draw(1, 2, 175, 48), starts, ends]
+    source = ragged(
+        "1x4x?x32", "1x2x?x32", "1x2x?x48", "lengths %x, %y rows 33", "tensor<?xi32>", "tensor<?xi32>", clauses
+    )
+    check(source, arrays, target, landing="random", seed=3)
+
+
+def test_packed_sequences_as_models_have_them():
+    """Rows, heads, columns; values of another sequence that are not finite do not leak."""
+    q, k, v = (order(draw(1, h, 64, 32), (0, 2, 1, 3)) for h in (4, 2, 2))
+    starts = np.int32([0, 10, 30, 64])
+    source = ragged("1x4x?x32", "1x2x?x32", "1x2x?x32", "lengths %x, %y", "tensor<?xi32>", "tensor<?xi32>")
+    check(source, [q, k, v, starts, starts])
+    [clean, _], _ = run_on_emulator(emmy.compile(source, "sm_90a").portable_artefact, "f", [q, k, v, starts, starts])
+    k[:, :, 10:30], v[:, :, 10:30] = np.nan, np.inf
+    [spoilt, _], _ = run_on_emulator(emmy.compile(source, "sm_90a").portable_artefact, "f", [q, k, v, starts, starts])
+    np.testing.assert_array_equal(spoilt[:, :, :10], clean[:, :, :10])
+    np.testing.assert_array_equal(spoilt[:, :, 30:], clean[:, :, 30:])
+
+
+@pytest.mark.parametrize("target", ["sm_89", "sm_90a"])
+@pytest.mark.parametrize("rows", [1, 3])
+def test_pages(target, rows):
+    """A batch without keys, one that fills its pages, one that does not; the rest of a page is not finite."""
+    k, v = draw(9, 2, 32, 64), draw(9, 2, 32, 64)
+    k[5, :, 10:], v[5, :, 10:], v[4], k[0] = np.nan, np.inf, np.nan, np.nan
+    table, counts = np.int32([[3, 1, 5, 0], [2, 8, 7, 6], [0, 0, 0, 0]]), np.int32([74, 128, 0])
+    arrays = [draw(3, 8, rows, 64), k, v, table, counts]
+    source = ragged(f"?x8x{rows}x64", "?x2x32x64", "?x2x32x64", "pages %x, %y", "tensor<?x?xi32>", "tensor<?xi32>")
+    check(source, arrays, target, landing="random", seed=4)
+
+
 @pytest.mark.parametrize("splits", [1, 3])
 def test_split_keys_of_many_rows(splits):
     """A pinned schedule splits any number of rows: splits without a visible block count for nothing."""

@@ -257,6 +257,7 @@ def test_schedule_attribute_holds_every_field():
     counts = {n: most for n, (_, most) in RANGES.items() if SCHEDULE_FIELDS[n] != most}
     counts |= {n: least for n, (least, most) in RANGES.items() if SCHEDULE_FIELDS[n] == most}
     words = {n: next(w for w in words if w != SCHEDULE_FIELDS[n]) for n, words in CHOICES.items()}
+    counts["store_columns"] = 16  # of the columns that there are
     others = {"block": (64, 32, 16), "warps": (2, 1), "atom": "m16n8k8", "promote": 16}
     schedule = Schedule(**counts, **words, **others, producer_regs=24, consumer_regs=240)
     assert all(getattr(schedule, name) != default for name, default in SCHEDULE_FIELDS.items())
@@ -268,3 +269,45 @@ def test_schedule_attribute_holds_every_field():
     assert kernel.schedule.data == schedule
     assert kernel_type(kernel).inputs.data == ()
     assert find_kernel(parse_module(text, "t.mlir"), "other") is None
+
+
+SLICE = "!tile.view<3x?x64xf16, strides [?, 64, 1]>"
+
+
+@pytest.mark.parametrize(
+    ("op", "sentence"),
+    [
+        (
+            f"tile.slice %w[%i, %i] [%i] : {SLICE} -> {SLICE}",
+            "a slice of a view of rank 3 has that rank, and as many offsets",
+        ),
+        (f"tile.slice %w[%i, %i, %i] [] : {SLICE} -> {SLICE}", "a slice with 1 `?` size(s) got 0"),
+        (
+            f"tile.slice %w[%i, %i, %i] [%i] : {SLICE} -> !tile.view<4x?x64xf16, strides [?, 64, 1]>",
+            "a slice of 4x?x64 does not fit a view of 3x?x64",
+        ),
+        (
+            f"tile.slice %w[%i, %i, %i] [%i] : {SLICE} -> !tile.view<3x?x64xbf16, strides [?, 64, 1]>",
+            "a slice of f16 holds f16, got bf16",
+        ),
+        (
+            f"tile.slice %w[%i, %i, %i] [%i] : {SLICE} -> !tile.view<3x?x64xf16>",
+            "a slice says its strides, which are those of its source",
+        ),
+        (
+            f"tile.slice %w[%i, %i, %i] [%i] : {SLICE} -> !tile.view<3x?x32xf16, strides [?, 32, 1]>",
+            "a slice says its strides, which are those of its source",
+        ),
+    ],
+)
+def test_malformed_slice(op, sentence):
+    with pytest.raises(EmmyError) as caught:
+        verify_module(parse_module(KERNEL.format(op=f"%r = {op}"), "t.mlir"))
+    assert sentence in caught.value.message
+
+
+def test_a_slice_comes_back():
+    op = f"%r = tile.slice %w[%i, %i, %i] [%i] : {SLICE} -> !tile.view<1x?x64xf16, strides [?, 64, 1], align 16>"
+    module = parse_module(KERNEL.format(op=op), "t.mlir")
+    verify_module(module)
+    assert op in print_module(module)

@@ -210,3 +210,59 @@ def test_views_must_fit_the_arrays():
     kernel = module.body.block.last_op
     with pytest.raises(EmmyError, match=r"the views of kernel @k do not fit float32 of shape \(4, 5\)"):
         level2.run_kernel(kernel, [np.zeros((4, 5), np.float32)], 1)
+
+
+SLICES = """func.func @f(%a: tensor<?x4xf32>, %n: tensor<?xi32>) -> tensor<?x4xf32> {
+  %s = tile.dim %a, 0 : tensor<?x4xf32>
+  %c = tile.alloc [%s] : tensor<?x4xf32>
+  %ends = tile.dim %n, 0 : tensor<?xi32>
+  %one = arith.constant 1 : index
+  %ctas = arith.subi %ends, %one : index
+  tile.launch @k[%ctas] (%a, %n, %c) : tensor<?x4xf32>, tensor<?xi32>, tensor<?x4xf32>
+  func.return %c : tensor<?x4xf32>
+}
+tile.kernel @k(%a: !tile.view<?x4xf32>, %n: !tile.view<?xi32>, %c: !tile.view<?x4xf32>) {
+  %c0 = arith.constant 0 : index
+  %c1 = arith.constant 1 : index
+  %id = tile.cta_id
+  %next = arith.addi %id, %c1 : index
+  %first = tile.read %n[%id] : !tile.view<?xi32>
+  %end = tile.read %n[%next] : !tile.view<?xi32>
+  %rows = arith.subi %end, %first : index
+  %part = tile.slice %a[%first, %c0] [%rows] : !tile.view<?x4xf32> -> !tile.view<?x4xf32, strides [4, 1]>
+  %to = tile.slice %c[%first, %c0] [%rows] : !tile.view<?x4xf32> -> !tile.view<?x4xf32, strides [4, 1]>
+  %x = tile.load %part[%c0, %c0] : !tile.view<?x4xf32, strides [4, 1]> -> !tile.tile<8x4xf32>
+  %m = tile.reduce max %x axis 0 : !tile.tile<8x4xf32> -> !tile.tile<1x4xf32>
+  %y = tile.map sub %x, %m : (!tile.tile<8x4xf32>, !tile.tile<1x4xf32>) -> !tile.tile<8x4xf32>
+  tile.store %y, %to[%c0, %c0] : !tile.tile<8x4xf32>, !tile.view<?x4xf32, strides [4, 1]>
+}
+"""
+
+
+def test_slices_end_where_they_say():
+    """Loads beyond give zeros, which show in the maxima; stores beyond are dropped."""
+    array = -np.arange(1, 37, dtype=np.float32).reshape(9, 4)
+    [result] = level2.run_module(module_of(SLICES), "f", [array, np.int32([1, 4, 4, 8])])
+    assert np.all(np.isnan(result[[0, 8]]))
+    np.testing.assert_array_equal(result[1:8], array[1:8])
+
+
+@pytest.mark.parametrize(
+    ("ends", "sentence"),
+    [
+        ([0, 10], "a slice of sizes [10, 4] at [0, 0] leaves a view of sizes [9, 4]"),
+        ([5, 3], "a slice of sizes [-2, 4] at [5, 0]"),
+    ],
+)
+def test_slices_lie_within_their_view(ends, sentence):
+    with pytest.raises(EmmyError) as caught:
+        level2.run_module(module_of(SLICES), "f", [np.zeros((9, 4), np.float32), np.int32(ends)])
+    assert sentence in caught.value.message
+
+
+def test_reads_lie_within_their_view():
+    text = SLICES.replace("tile.read %n[%next]", "tile.read %n[%far]").replace(
+        "%next = arith.addi", "%far = arith.constant 7 : index\n  %next = arith.addi"
+    )
+    with pytest.raises(EmmyError, match=r"tile.read of element \[7\] of a view of sizes \[2\]"):
+        level2.run_module(module_of(text), "f", [np.zeros((9, 4), np.float32), np.int32([0, 9])])
