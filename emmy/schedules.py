@@ -23,6 +23,9 @@ MASKS = ("loops", "guard")
 WARPGROUP_ATOM = "wgmma"
 """`atom` of products that four warps issue together, 64 rows of a block at a time and all its columns (sm_90a)."""
 
+WARPGROUP_WARPS = 4
+"""Warps of a warpgroup, which issue each product of `wgmma` together."""
+
 WARPGROUP_SHARE = "m16n8k16"
 """The atom whose register layouts one warp's share of a `wgmma` has (PTX ISA, "Register Fragments for wgmma")."""
 
@@ -51,7 +54,7 @@ RANGES: dict[str, tuple[int, int]] = {
     "producer_warps": (1, 8),
     "persistent": (0, 1),
     "splits": (0, 32),
-    "stagger": (0, 1),
+    "stagger": (0, 2),
     "lazy": (0, 12),
 }
 """Fields that hold a count: the smallest and the largest one."""
@@ -83,7 +86,8 @@ class Schedule:
     masks: where iterations need them: `loops` of their own, or a `guard` in one loop (`split-masks`).
     opt_level: of ptxas.
     lazy: powers of two by which a running maximum may be passed before sums are rescaled; 0 rescales always.
-    stagger: 1 to compute a product's operand k-step by k-step, each under the product of the step before (`stagger-products`).
+    stagger: 1 to compute a product's operand k-step by k-step, each under the product of the step before (`stagger-products`);
+    2 to place arithmetic between tensor instructions one by one as well (`interleave-products`).
     store_columns: columns of a result that are staged in shared memory at once, two such parts at a time; 0 for the whole tile.
     """
 
@@ -382,23 +386,24 @@ _SMALL_SHARED = _tiles(
 
 # Products of warpgroups, which all rows below do in the same way: a producer warpgroup, two that multiply 64 rows each (one
 # for tiles of 64 rows), the result staged in parts of 64 columns while the next tile's operands arrive. Rates are relative to
-# those of mma.sync above; 256, 320 and 192 columns are measured on an H200 (docs/measurements.md), the others are guessed.
+# those of mma.sync above, and measured on an H200 (docs/measurements.md). One warpgroup has nothing to hide the wait for its
+# products behind: deeper tiles wait more seldom.
 _WGMMA = Schedule(
     atom=WARPGROUP_ATOM, warps=(8, 1), roles="specialized", persistent=1, store_columns=64, fragments=1, prefetch=0
 )
 _LARGE_SHARED_WGMMA = tuple(
-    Candidate(replace(_WGMMA, block=(rows, columns, 64), warps=(rows // 16, 1), stages=stages), rate)
-    for rows, columns, stages, rate in (
-        (128, 256, 4, 1.45),
-        (128, 320, 3, 1.45),
-        (128, 192, 4, 1.43),
-        (128, 192, 3, 1.4),
-        (128, 128, 6, 1.3),
-        (128, 128, 4, 1.25),
-        (128, 64, 8, 1.0),
-        (64, 256, 4, 1.2),
-        (64, 128, 7, 1.0),
-        (64, 64, 8, 0.7),
+    Candidate(replace(_WGMMA, block=(rows, columns, depth), warps=(rows // 16, 1), stages=stages), rate)
+    for rows, columns, depth, stages, rate in (
+        (128, 256, 64, 4, 1.45),
+        (128, 320, 64, 3, 1.45),
+        (128, 192, 64, 4, 1.43),
+        (128, 192, 64, 3, 1.4),
+        (128, 128, 64, 6, 1.38),
+        (128, 128, 64, 4, 1.35),
+        (128, 64, 64, 8, 1.1),
+        (64, 128, 128, 4, 1.15),
+        (64, 64, 256, 3, 0.85),
+        (64, 64, 64, 8, 0.7),
     )
 )
 
@@ -533,10 +538,12 @@ def choose_schedule(
     asked: Callable[[Schedule], Schedule] = _as_it_is,
     wide: bool = True,
     f16_sums: bool = False,
+    k: int | None = None,
 ) -> Schedule:
-    """The candidate whose waves over the target's SMs take least time: waves x elements of a tile / rate.
+    """The candidate whose waves over the target's SMs take least time: waves x elements of a tile x depth / rate.
 
-    `m`, `n`: rows and columns of the result; `batch`: number of products; None for what is known at run time only.
+    `m`, `n`: rows and columns of the result; `batch`: number of products; `k`: the contraction, of which whole tiles are
+    multiplied; None for what is known at run time only.
     `partial`: contraction elements that are summed in f16 at most, under the hybrid policy, else 0. `asked`: sets the fields
     that are not left to the table; a candidate must be legal, and keep within registers (`SPILLS`), with them. `wide`:
     whether rows of the operands are known to be whole units of 16 bytes. `f16_sums`: whether accumulators are f16.
@@ -545,12 +552,13 @@ def choose_schedule(
     rows, columns = (UNKNOWN_SIZE if size is None else size for size in (m, n))
 
     def time(candidate: Candidate) -> float:
-        block_m, block_n, _ = candidate.schedule.block
+        block_m, block_n, block_k = candidate.schedule.block
         tiles = -(-rows // block_m) * -(-columns // block_n) * (1 if batch is None else batch)
         full, rest = divmod(tiles, target.sms * candidate.resident)
         # CTAs that share an SM share its tensor cores too: a full wave of them takes as long as that many of single ones.
         units = full * candidate.resident + -(-rest // target.sms)
-        return units * block_m * block_n / candidate.rate
+        depth = 1 if not k else -(-k // block_k) * block_k / k
+        return units * block_m * block_n * depth / candidate.rate
 
     def fits(schedule: Schedule) -> bool:
         return (schedule.problem() or problem_on_target(schedule, target, epilogue, f16_sums)) is None

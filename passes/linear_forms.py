@@ -53,6 +53,10 @@ class LinearForm:
         """The other terms."""
         return LinearForm({v: f for v, f in self.terms.items() if v is not value}, self.low, self.high)
 
+    def substitute(self, value: SSAValue, form: LinearForm) -> LinearForm:
+        """With a form in place of a value."""
+        return self.without(value).plus(form.times(self.terms.get(value, 0)))
+
     def spread(self, value: SSAValue, most: int) -> LinearForm:
         """With a term that is anything from 0 to `most` as a part of the range."""
         factor = self.terms.get(value, 0) * most

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import reduce
 
 from xdsl.dialects import arith, scf
@@ -32,6 +32,15 @@ class Mask:
     direction: int
     rest: LinearForm
     warps: dict[SSAValue, int]
+
+    def together(self, warps: int, do: IndexSums) -> Mask:
+        """The margin of all elements of so many warps, of which this one is: with the first one's number, written by `do`."""
+        form, largest = self.rest, dict[SSAValue, int]()
+        for warp, most in self.warps.items():
+            first = do.scaled(do.emit.value(arith.DivUIOp(warp, do.number(warps))), warps)
+            form = form.substitute(warp, LinearForm({first: 1}, 0, warps - 1))
+            largest[first] = most - (warps - 1)
+        return replace(self, rest=form, warps=largest)
 
     @property
     def of_all_warps(self) -> LinearForm:

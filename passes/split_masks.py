@@ -29,7 +29,7 @@ from emmy.passes.masks import (
     masks_of,
 )
 from emmy.passes.protocol import is_cursor
-from emmy.schedules import Schedule
+from emmy.schedules import WARPGROUP_ATOM, WARPGROUP_WARPS, Schedule
 
 Carried = Sequence[SSAValue]
 
@@ -55,6 +55,9 @@ class SplitMasks(ModulePass):
     `mode = guard`, for specialized kernels: all that a warp sees is one loop, and the masks stand under a condition: the
     warp's rows need them. Half the code, and fewer registers, for a branch an iteration.
 
+    "The warp" above is `together` warps that follow each other, of which each leaves out what none of them sees: four where the
+    schedule's atom is `wgmma`, whose products a warpgroup issues together.
+
     Before:                                                   After (loops, unified):
         scf.for %j = %lo to %hi step %c64 .. {                    scf.for %j = %lo to %b step %c64 .. {
           wait @k; .. %s ..; release @k                             wait @k; .. %s .. uses of %s; release @k; ..
@@ -70,6 +73,7 @@ class SplitMasks(ModulePass):
     name = "split-masks"
     mode: Literal["loops", "guard"] | None = None
     roles: Literal["unified", "specialized"] | None = None
+    together: int = 1
 
     def apply(self, ctx: Context, op: ModuleOp) -> None:
         for kernel in [k for k in op.walk() if isinstance(k, tile.KernelOp)]:
@@ -80,24 +84,26 @@ class SplitMasks(ModulePass):
                 for loop in [inner for inner in consumer.walk() if isinstance(inner, scf.ForOp)]:
                     masks = masks_of(loop)
                     if masks:
-                        Splitting(loop, masks, apart, guard).run()
+                        together = WARPGROUP_WARPS if schedule.atom == WARPGROUP_ATOM else self.together
+                        Splitting(loop, masks, apart, guard, together).run()
 
 
 class Splitting:
     """Writes the loops of one loop, front to back; `at` is where the next one begins, `carried` what it starts from."""
 
-    def __init__(self, loop: scf.ForOp, masks: Sequence[Mask], apart: bool, guard: bool):
+    def __init__(self, loop: scf.ForOp, masks: Sequence[Mask], apart: bool, guard: bool, together: int):
         block, step = loop.parent, constant(loop.step)
         assert isinstance(block, Block)
         assert step is not None
-        self.loop, self.masks, self.apart, self.guard, self.step = loop, masks, apart, guard, step
+        self.loop, self.apart, self.guard, self.step = loop, apart, guard, step
         self.emit = Emitter(block, loop, loop)
         self.do = IndexSums(self.emit)
+        self.masks = masks if together == 1 else [mask.together(together, self.do) for mask in masks]
         self.trips = self.do.steps(self.do.subtract(loop.ub, loop.lb), step)
         self.at: SSAValue = loop.lb
         self.carried: Carried = loop.iter_args
         skips = HIDDEN_IS_IDENTITY in loop.attributes and only_waits(loop)
-        self.sight = edges_of_sight(loop, masks, self.do) if skips else Edges(None, None)
+        self.sight = edges_of_sight(loop, self.masks, self.do) if skips else Edges(None, None)
 
     def run(self) -> None:
         """Replace the loop."""
