@@ -131,6 +131,7 @@ class AssignSchedule(ModulePass):
                 asked=lambda schedule: self.override(replace(schedule, **redo)),
                 wide=all(_wide(operand) for operand in (matmul.a, matmul.b)),
                 f16_sums=policy.policy.data == "f16",
+                k=_static((tensor_type(matmul.a).get_shape()[-2 if matmul.transpose_a is not None else -1],)),
             )
         elif isinstance(pinned, ScheduleAttr):
             schedule = pinned.data

@@ -19,7 +19,7 @@ func.func @large(%x: tensor<?x3840xf16>, %w: tensor<4096x3840xf16>) -> tensor<?x
 
 // Few tiles: smaller ones, so that more SMs work.
 // CHECK-LABEL:  func.func @small
-// CHECK:          block = [64, 64, 64], warps = [4, 1], atom = wgmma, stages = 8
+// CHECK:          block = [64, 64, 256], warps = [4, 1], atom = wgmma, roles
 // SYNC-LABEL:   func.func @small
 // SYNC:           block = [64, 64, 64], warps = [2, 2], stages = 5
 // SMALL-LABEL:  func.func @small
