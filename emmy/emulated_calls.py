@@ -13,6 +13,7 @@ import numpy as np
 from emmy.binding import ArrayInfo, BoundBuffer, BoundCall, BoundLaunch, BoundTensorMap
 from emmy.errors import EmmyError
 from emmy.launch_specs import DTYPE_NAMES, DTYPES, Array
+from emmy.overlap import refuse_overlap
 
 if TYPE_CHECKING:
     from emmy.artefact import Artefact
@@ -109,6 +110,7 @@ def run_on_emulator(
     arrays = [with_plain_strides(array) for array in arrays]
     infos = [numpy_info(array, placed=True) for array in arrays]
     call = artefact.bind(entry, infos, outs=None if outs is None else [numpy_info(out, placed=True) for out in outs])
+    refuse_overlap(arrays, outs or (), [argument["name"] for argument in artefact.entry(entry)["arguments"]])
     run = _Run(artefact, options)
     for argument, array in zip(artefact.entry(entry)["arguments"], arrays, strict=True):
         run.buffers[argument["name"]] = Placed.copy(array)

@@ -34,6 +34,7 @@ from emmy.driver import is_available as is_available
 from emmy.driver import stream_handle as stream_handle
 from emmy.errors import EmmyError
 from emmy.launch_specs import DTYPES, Array
+from emmy.overlap import Apart, apart_test, check_apart, refuse_overlap
 from emmy.tensor_maps import HostMap, encode, encoder
 from emmy.torch_calls import TorchCaller
 
@@ -145,6 +146,8 @@ class Plan:
     entry: str
     arrays: tuple[ArrayInfo, ...]  # of the arguments, and of results that the caller gave
     others: dict[tuple[int, ...], Plan]  # by what the addresses of `arrays` are multiples of: plans for these
+    apart: Apart | None  # whether the caller's results have memory of their own
+    cleared: list[int]  # addresses of the last call, which had
 
 
 class CudaModule:
@@ -249,6 +252,7 @@ class CudaModule:
         copies = [np.empty(buffer.shape, DTYPES[buffer.dtype]) for buffer in bound.results]
         if outs is not None:
             check_outs(bound.results, [_numpy_out_info(array) for array in outs])
+            refuse_overlap(args, outs, [argument["name"] for argument in self.artefact.entry(entry)["arguments"]])
             copies = [out if out.flags.c_contiguous else copy for out, copy in zip(outs, copies, strict=True)]
         sizes = [array.nbytes for array in inputs] + [buffer.nbytes for buffer in (*bound.results, *bound.temporaries)]
         driver, addresses = self.runtime.driver, list[int]()
@@ -332,6 +336,8 @@ class CudaModule:
             entry,
             infos,
             {},
+            apart_test(infos, count),
+            [],
         )
 
     def _realigned(self, plan: Plan, addresses: list[int], stream: int) -> Plan:
@@ -378,8 +384,18 @@ class CudaModule:
         planned.encoded[address] = host
         return host
 
+    def _check_apart(self, plan: Plan, addresses: list[int]) -> None:
+        """`EmmyError` if the caller's results share memory with arguments; the same addresses need not be asked again."""
+        assert plan.apart is not None
+        if not plan.apart(addresses):
+            names = [argument["name"] for argument in self.artefact.entry(plan.entry)["arguments"]]
+            check_apart(plan.arrays, addresses, names)
+        plan.cleared = addresses
+
     def launch(self, plan: Plan, addresses: list[int], stream: int) -> None:
         """Start the plan's kernels. `addresses` are those of arguments, results and temporaries, in this order."""
+        if plan.apart is not None and addresses != plan.cleared:
+            self._check_apart(plan, addresses)
         for position, align in plan.alignments:
             if addresses[position] % align:
                 plan = self._realigned(plan, addresses, stream)

@@ -136,7 +136,7 @@ def choosing_module():
 
 def test_each_address_takes_its_variant_whichever_came_first(log):
     """Plans are kept by shapes and strides; what an address is a multiple of decides anew in every call."""
-    module, out = choosing_module(), np.zeros(1008, np.float32)
+    module, out = choosing_module(), np.zeros(1032, np.float32)
     start = -(out.ctypes.data // 4) % 16
     aligned, shifted = out[start : start + 1000], out[start + 1 : start + 1001]
     a, b = (ThroughInterface(array.copy()) for array in (A, B))
@@ -146,6 +146,18 @@ def test_each_address_takes_its_variant_whichever_came_first(log):
         assert np.array_equal(target, A + B)
         assert f" {threads},1,1 " in log()[-1]
     assert sum(line.startswith("launch") for line in log()) == 4
+
+
+@pytest.mark.parametrize("wrap", [ThroughInterface, np.asarray])
+def test_out_that_shares_memory_with_an_argument_is_refused(log, wrap):
+    """Warm calls too: the same shapes at other addresses."""
+    module = choosing_module()
+    memory = np.zeros(3000, np.float32)
+    a, b, out = memory[:1000], memory[1000:2000], memory[2000:]
+    for _ in range(2):
+        module.run("vector_add", (wrap(a), wrap(b)), out=wrap(out))
+        with pytest.raises(EmmyError, match="out shares memory with argument 'b'; pass an array of its own"):
+            module.run("vector_add", (wrap(a), wrap(b)), out=wrap(memory[1500:2500]))
 
 
 @pytest.mark.parametrize(
