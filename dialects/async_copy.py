@@ -118,7 +118,8 @@ def ring_name(value: SSAValue) -> str:
 class PipelineOp(IRDLOperation):
     """A ring of `stages` slots; each slot holds the fields (name -> tile type, as stored in memory).
 
-    `outbound`: results leave through it. Written by `lower-transport`: `full_count`, `empty_count` (arrivals that end a phase of
+    `outbound`: results leave through it. `internal`: the consumer fills it, with fragments, and reads it. Written by
+    `lower-transport`: `full_count`, `empty_count` (arrivals that end a phase of
     a slot's full or empty mbarrier; absent: the ring has no such barriers), `tx_bytes` (bytes that one ticket brings by TMA).
     Written by `allocate-shared`: `base` (bytes from the start of dynamic shared memory), `slot_bytes`, `offsets` (of each field
     in a slot, bytes), `swizzles` (field -> 0, 32, 64 or 128: span of the XOR swizzle), `full_base`, `empty_base` (bytes from the
@@ -130,6 +131,7 @@ class PipelineOp(IRDLOperation):
     stages = prop_def(IntegerAttr.constr(type=eq(i64)))
     fields = prop_def(DictionaryAttr)
     outbound = opt_prop_def(UnitAttr)
+    internal = opt_prop_def(UnitAttr)
     base = opt_prop_def(IntegerAttr.constr(type=eq(i64)))
     slot_bytes = opt_prop_def(IntegerAttr.constr(type=eq(i64)))
     offsets = opt_prop_def(DictionaryAttr)
@@ -141,15 +143,18 @@ class PipelineOp(IRDLOperation):
     empty_base = opt_prop_def(IntegerAttr.constr(type=eq(i64)))
     traits = traits_def(SymbolOpInterface())
     irdl_options = (ParsePropInAttrDict(),)
-    assembly_format = "$sym_name `stages` $stages $fields (`outbound` $outbound^)? attr-dict"
+    assembly_format = "$sym_name `stages` $stages $fields (`outbound` $outbound^)? (`internal` $internal^)? attr-dict"
 
-    def __init__(self, name: str, stages: int, fields: dict[str, TileType], outbound: bool = False):
+    def __init__(
+        self, name: str, stages: int, fields: dict[str, TileType], outbound: bool = False, internal: bool = False
+    ):
         super().__init__(
             properties={
                 "sym_name": StringAttr(name),
                 "stages": IntegerAttr(stages, i64),
                 "fields": DictionaryAttr(cast(dict[str, Attribute], fields)),
                 "outbound": UnitAttr() if outbound else None,
+                "internal": UnitAttr() if internal else None,
             }
         )
 
@@ -162,6 +167,8 @@ class PipelineOp(IRDLOperation):
             raise VerifyException(f"a pipeline has at least 1 stage, got {self.stages.value.data}")
         if not self.fields.data:
             raise VerifyException("a pipeline has at least one field")
+        if self.outbound is not None and self.internal is not None:
+            raise VerifyException("a pipeline is outbound or internal, not both")
         for field, type_ in self.fields.data.items():
             if not isinstance(type_, TileType):
                 raise VerifyException(f"field '{field}' is a tile type, got {type_}")

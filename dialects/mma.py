@@ -183,7 +183,7 @@ def check_field(op: IRDLOperation, slot: SSAValue, field: str, indices: int, fra
 
 @irdl_op_definition
 class StoreOp(IRDLOperation):
-    """Write a fragment into a field of an outbound slot at element offset `indices`. PTX: stmatrix or st.shared."""
+    """Write a fragment into a field of an outbound or internal slot at element offset `indices`. PTX: stmatrix or st.shared."""
 
     name = "mma.store"
     value = operand_def(FragmentType)

@@ -24,6 +24,7 @@ from emmy.dialects import async_copy, mma, tile
 from emmy.dialects.tensor_op import AccumulateAttr, contraction
 from emmy.errors import EmmyError
 from emmy.locations import location_of
+from emmy.lowering.tile_exchange import LEFT, End, Exchange, partial_sums, plan_exchanges
 from emmy.lowering.tile_redo import Redo, wants_redo
 from emmy.lowering.tile_rings import (
     Ring,
@@ -136,6 +137,8 @@ class Plan:
     schedule: Schedule
     rings: list[Ring]
     outbound: dict[tile.StoreOp, Outbound]
+    exchanges: dict[Operation, Exchange]
+    partial: set[SSAValue]
     copies: Slice
     staying: set[Operation]
 
@@ -161,6 +164,8 @@ def lower_kernel(kernel: tile.KernelOp, limit: int) -> None:
         top.at(ring.filled_at)(async_copy.PipelineOp(ring.name, ring.stages, ring.field_types))
     for out in plan.outbound.values():
         top.at(out.store)(async_copy.PipelineOp(out.name, out.slots, {out.field: out.type}, outbound=True))
+    for one in plan.exchanges.values():
+        top.at(one.use)(async_copy.PipelineOp(one.name, 1, {one.name: one.type}, internal=True))
     for op in reversed(old):
         op.detach()
         op.erase(safe_erase=False)
@@ -199,7 +204,9 @@ def make_plan(kernel: tile.KernelOp, limit: int) -> Plan:
         if stays_at_top(op, staying):
             staying.add(op)
     copies = copy_slice(kernel, [load for ring in rings for load in ring.fields])
-    return Plan(kernel, schedule, rings, outbound, copies, staying)
+    columns = schedule.warps[1]
+    exchanges = plan_exchanges(kernel, columns, taken)
+    return Plan(kernel, schedule, rings, outbound, exchanges, partial_sums(kernel, columns), copies, staying)
 
 
 def is_matrix(type_: tile.TileType) -> bool:
@@ -310,13 +317,13 @@ class ConsumerHalf:
 
     plan: Plan
     values: dict[SSAValue, SSAValue] = field(default_factory=dict[SSAValue, SSAValue])
-    cursors: dict[Ring | Outbound, SSAValue] = field(default_factory=dict["Ring | Outbound", SSAValue])
+    cursors: dict[Ring | Outbound | End, SSAValue] = field(default_factory=dict["Ring | Outbound | End", SSAValue])
     slots: dict[SSAValue, tuple[SSAValue, str]] = field(default_factory=dict[SSAValue, tuple[SSAValue, str]])
     loaded: dict[tuple[SSAValue, Block], SSAValue] = field(default_factory=dict[tuple[SSAValue, Block], SSAValue])
     prelude: list[Operation] = field(default_factory=list[Operation])
     constants: dict[int, SSAValue] = field(default_factory=dict[int, SSAValue])
     offsets: dict[tuple[int, int], SSAValue] = field(default_factory=dict[tuple[int, int], SSAValue])
-    carried: list[Ring | Outbound] = field(default_factory=list["Ring | Outbound"])
+    carried: list[Ring | Outbound | End] = field(default_factory=list["Ring | Outbound | End"])
 
     def build(self, block: Block) -> None:
         """Fill the consumer's block."""
@@ -345,6 +352,10 @@ class ConsumerHalf:
         for out in self.plan.outbound.values():
             if self.plan.outermost(out.store) is op:
                 self.cursors[out] = hint(emit.value(async_copy.BeginFillOp(out.name)), f"{out.name}_fill")
+        for one in self.plan.exchanges.values():
+            if self.plan.outermost(one.use) is op:
+                self.cursors[one.fill] = hint(emit.value(async_copy.BeginFillOp(one.name)), f"{one.name}_fill")
+                self.cursors[one.read] = hint(emit.value(async_copy.BeginReadOp(one.name)), f"{one.name}_read")
 
     def end(self, op: Operation, emit: Emitter) -> None:
         """Drain the pipelines whose uses end in `op`, an op of the kernel's block."""
@@ -354,6 +365,9 @@ class ConsumerHalf:
         for out in self.plan.outbound.values():
             if self.plan.outermost(out.store) is op:
                 emit(async_copy.DrainOp(out.name))
+        for one in self.plan.exchanges.values():
+            if self.plan.outermost(one.use) is op:
+                emit(async_copy.DrainOp(one.name))
 
     def convert(self, op: Operation, emit: Emitter) -> None:
         """One op of level 2, with the waits before it and the releases after it."""
@@ -439,6 +453,15 @@ class ConsumerHalf:
         held = (self.part(0, rows, atom.m, op), self.part(1, cols, atom.n, op))
         return mma.FragmentType.get(held, type_.element_type, "c", self.plan.schedule.fragment_atom)
 
+    def held_type(self, value: SSAValue, op: Operation) -> mma.FragmentType:
+        """What one warp holds of a computed tile. Of a sum in parts it is all columns."""
+        if value not in self.plan.partial:
+            return self.fragment_type(tile_type(value), op)
+        (rows, cols), atom = tile_type(value).get_shape(), self.atom(op)
+        return mma.FragmentType.get(
+            (self.part(0, rows, atom.m, op), cols), tile_type(value).element_type, "c", atom.name
+        )
+
     def position(self, shape: Sequence[int]) -> list[SSAValue]:
         """Element offsets of this warp's part in a tile, one for each dimension."""
         return [self.offset(axis, extent) for axis, extent in zip((0, 1)[-len(shape) :], shape, strict=True)]
@@ -472,12 +495,12 @@ class ConsumerHalf:
 
     def fill(self, op: tile.FillOp, emit: Emitter) -> None:
         """The same fragment in every warp."""
-        self.define(op.result, emit.value(mma.FillOp(op.value, self.fragment_type(tile_type(op.result), op))))
+        self.define(op.result, emit.value(mma.FillOp(op.value, self.held_type(op.result, op))))
 
     def map(self, op: tile.MapOp, emit: Emitter) -> None:
         """Elementwise on fragments: sizes of 1 and scalars broadcast as they do on tiles."""
         args = [self.value(arg, op, emit) for arg in op.args]
-        self.define(op.result, emit.value(mma.MapOp(op.kind, args, self.fragment_type(tile_type(op.result), op))))
+        self.define(op.result, emit.value(mma.MapOp(op.kind, args, self.held_type(op.result, op))))
 
     def cast(self, op: tile.CastOp, emit: Emitter) -> None:
         """The same fragment with another element type."""
@@ -485,15 +508,36 @@ class ConsumerHalf:
         self.define(op.result, emit.value(mma.ConvertOp(self.value(op.arg, op, emit), type_)))
 
     def reduce(self, op: tile.ReduceOp, emit: Emitter) -> None:
-        """Of columns, which one warp holds all of."""
-        source, result = tile_type(op.arg), tile_type(op.result)
-        if len(source.get_shape()) != 2 or op.axis.value.data != 1 or self.plan.schedule.warps[1] != 1:
-            raise EmmyError(
-                "lower-tile reduces the columns (axis 1) of tiles of two dimensions that one warp holds whole (warps = [W, 1])",
-                location_of(op),
-            )
-        kept = self.fragment_type(result, op).get_shape()[1]
-        self.define(op.result, emit.value(mma.ReduceOp(op.kind, self.value(op.arg, op, emit), kept)))
+        """Of columns; where several warps hold a row, each reduces its part, and then all parts, or sums stay in parts."""
+        source, exchange = tile_type(op.arg), self.plan.exchanges.get(op)
+        if len(source.get_shape()) != 2 or op.axis.value.data != 1:
+            raise EmmyError("lower-tile reduces the columns (axis 1) of tiles of two dimensions", location_of(op))
+        value = self.value(op.arg, op, emit)
+        if exchange is None:
+            kept = self.held_type(op.result, op).get_shape()[1]
+            if self.plan.schedule.warps[1] > 1 and op.result not in self.plan.partial:
+                raise EmmyError("where warps split columns, a maximum is over whole rows", location_of(op))
+            self.define(op.result, emit.value(mma.ReduceOp(op.kind, value, kept)))
+            return
+        rows, wide = exchange.type.get_shape()
+        if cast(mma.FragmentType, value.type).get_shape()[1] != LEFT:
+            value = emit.value(mma.ReduceOp(op.kind, value, LEFT))
+        slot = self.exchange(exchange, value, [self.offset(0, rows), self.offset(1, wide)], emit)
+        held = cast(mma.FragmentType, value.type)
+        all_parts = mma.FragmentType.get((held.get_shape()[0], wide), held.element_type, "c", held.atom.data)
+        loaded = emit.value(mma.LoadOp(slot, exchange.name, [self.offset(0, rows), self.constant(0)], all_parts))
+        emit(async_copy.ReleaseOp(slot))
+        self.define(op.result, emit.value(mma.ReduceOp(op.kind, loaded, 1)))
+
+    def exchange(self, one: Exchange, value: SSAValue, at: Sequence[SSAValue], emit: Emitter) -> SSAValue:
+        """Write this warp's part into an exchange; the slot in which all parts are, to be released."""
+        acquire = emit(async_copy.AcquireOp(self.cursors[one.fill]))
+        emit(mma.StoreOp(value, hint(acquire.slot, f"{one.name}_slot"), one.name, at))
+        emit(async_copy.CommitOp(acquire.slot))
+        wait = emit(async_copy.WaitOp(self.cursors[one.read]))
+        self.cursors[one.fill] = hint(acquire.next, f"{one.name}_next")
+        self.cursors[one.read] = hint(wait.next, f"{one.name}_next")
+        return hint(wait.slot, f"{one.name}_all")
 
     def coord(self, op: tile.CoordOp, emit: Emitter) -> None:
         """Counted from where this warp's part begins."""
@@ -526,7 +570,13 @@ class ConsumerHalf:
         policy = policy_left(op.accumulate, str(c.element_type))
         if op.b not in self.slots:
             raise EmmyError("lower-tile takes operand b of a tile.dot from a tile.load only", location_of(op))
-        computed = None if op.a in self.slots else self.computed_operand(op, (rows, k), atom, emit)
+        exchange, computed = self.plan.exchanges.get(op), None
+        if exchange is not None:
+            mine = self.value(op.a, op, emit)
+            slot = self.exchange(exchange, mine, self.position(a.get_shape()), emit)
+            self.slots[op.a] = slot, exchange.name
+        elif op.a not in self.slots:
+            computed = self.computed_operand(op, (rows, k), atom, emit)
         slot_b, field_b = self.slots[op.b]
         for step in range(k // atom.k):
             at = self.constant(step * atom.k)
@@ -537,15 +587,16 @@ class ConsumerHalf:
                 fa = emit.value(mma.LoadOp(slot_a, field_a, [at, row] if ta else [row, at], a_type, ta))
             fb = emit.value(mma.LoadOp(slot_b, field_b, [col, at] if tb else [at, col], b_type, not tb))
             acc = emit.value(mma.MmaOp(hint(fa, f"a{step}"), hint(fb, f"b{step}"), acc, policy))
+        if exchange is not None:
+            emit(async_copy.ReleaseOp(self.slots.pop(op.a)[0]))
         self.define(op.result, acc)
 
     def computed_operand(self, op: tile.DotOp, shape: tuple[int, int], atom: Atom, emit: Emitter) -> SSAValue:
         """Operand a of a dot that is no load: what warps hold as place c, converted to place a (with the cast before it)."""
-        whole = self.plan.schedule.warps[1] == 1 and op.transpose_a is None
-        if not whole or not accumulator_feeds(atom, atom, *shape):
+        if op.transpose_a is not None or not accumulator_feeds(atom, atom, *shape):
             raise EmmyError(
-                "lower-tile takes a computed operand a of a tile.dot only where it lies in registers as the atom wants it: "
-                "not transposed, and with warps = [W, 1]",
+                "lower-tile takes a computed operand a of a tile.dot only where it lies in registers as the atom wants it, "
+                "and not transposed",
                 location_of(op),
             )
         source = op.a.owner.arg if isinstance(op.a.owner, tile.CastOp) else op.a
@@ -587,7 +638,8 @@ class ConsumerHalf:
         """The same loop over fragments, carrying the cursors of the pipelines inside."""
         old, outer = op.body.block, self.carried
         stores = [out for out in self.plan.outbound.values() if op.is_ancestor(out.store)]
-        self.carried = [*self.plan.rings_inside(op), *stores]
+        ends = [end for one in self.plan.exchanges.values() if op.is_ancestor(one.use) for end in one.ends]
+        self.carried = [*self.plan.rings_inside(op), *stores, *ends]
         starts = [self.value(arg, op, emit) for arg in op.iter_args] + [self.cursors[ring] for ring in self.carried]
         bounds = [self.values.get(v, v) for v in (op.lb, op.ub, op.step)]
         body = Block(arg_types=[old.args[0].type, *(v.type for v in starts)])

@@ -173,7 +173,7 @@ class Completion:
             self._commit(op, ring, state)
         elif isinstance(op, ac.ReleaseOp):
             state.read |= {ring}
-        elif isinstance(op, mma.StoreOp):
+        elif isinstance(op, mma.StoreOp) and ac.ring_name(op.slot) in self.outbound:
             state.written |= {ac.ring_name(op.slot)}
             state.unfenced |= {ac.ring_name(op.slot)}
         elif isinstance(op, ac.StoreOp):

@@ -19,7 +19,7 @@ from emmy.dialects.tile import KernelOp
 from emmy.passes.constants import constant
 from emmy.passes.emitter import Emitter
 from emmy.passes.occupancy import Issue, Plan, Supply, plan_issues
-from emmy.passes.protocol import equivalent, fail, is_cursor, pipelines_of, ring_of, steps
+from emmy.passes.protocol import equivalent, fail, is_cursor, is_inbound, pipelines_of, ring_of, steps
 
 INDEX = IndexType()
 
@@ -126,7 +126,7 @@ class Merger:
 
     def is_inbound_drain(self, op: Operation) -> bool:
         """Drains of inbound rings are placed anew."""
-        return isinstance(op, ac.DrainOp) and self.pipelines[str(ring_of(op))].outbound is None
+        return isinstance(op, ac.DrainOp) and is_inbound(self.pipelines[str(ring_of(op))])
 
     def _emit_pair(self, fills: scf.ForOp, reads: scf.ForOp, emit: Emitter) -> None:
         """One outer loop of each half as one loop, which carries what both carry."""

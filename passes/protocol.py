@@ -58,6 +58,11 @@ def pipelines_of(kernel: KernelOp) -> dict[str, ac.PipelineOp]:
     return {op.sym_name.data: op for op in kernel.block.ops if isinstance(op, ac.PipelineOp)}
 
 
+def is_inbound(pipeline: ac.PipelineOp) -> bool:
+    """Does the producer fill a pipeline, and the consumer read it?"""
+    return pipeline.outbound is None and pipeline.internal is None
+
+
 def ring_of(op: Operation) -> str | None:
     """The pipeline that a step, begin, drain, slot or mbarrier op names; None for any other op."""
     if isinstance(op, Step | ac.BeginFillOp | ac.BeginReadOp | ac.DrainOp | ac.SlotOp | MbarrierEvent):

@@ -14,7 +14,7 @@ from emmy.dialects import async_copy as ac
 from emmy.dialects import mma
 from emmy.dialects.tile import KernelOp
 from emmy.passes.holding import Holding, none_free
-from emmy.passes.protocol import EVENT_OPS, fail, is_cursor, pipelines_of, ring_of, steps
+from emmy.passes.protocol import EVENT_OPS, fail, is_cursor, is_inbound, pipelines_of, ring_of, steps
 
 SIDES: dict[type[Operation], str] = {ac.AcquireOp: "fill", ac.CommitOp: "fill", ac.WaitOp: "read", ac.ReleaseOp: "read"}
 
@@ -27,7 +27,8 @@ class VerifyPipelines(ModulePass):
 
     * every slot is committed or released exactly once on every path, and not used after that; it crosses into another
       iteration as an iter_arg only. A cursor is used at most once;
-    * a pipeline that is filled is read, and the other way round; an outbound one is filled by the consumer only;
+    * a pipeline that is filled is read, and the other way round; an outbound one is filled by the consumer only, an internal
+      one filled and read by it;
     * no wait (or acquire) stands where every slot of its ring is held already: the stages suffice;
     * a loop's body releases as many slots as it waits for; slots are free in the order of the ring.
 
@@ -119,24 +120,33 @@ def _check_sides(kernel: KernelOp) -> None:
                 fail(
                     op, f"a fragment is loaded from a slot of pipeline @{ring} that is being filled: wait for it first"
                 )
-            if isinstance(op, ac.CopyOp) and (reads or outbound):
+            internal = pipelines[ring].internal is not None
+            if isinstance(op, ac.CopyOp) and (reads or outbound or internal):
                 fail(op, f"copy fills acquired slots of inbound pipelines; this slot of @{ring} is not one")
-            if isinstance(op, mma.StoreOp | ac.StoreOp) and not outbound:
-                fail(op, f"results leave through outbound pipelines; @{ring} is inbound")
+            if isinstance(op, mma.StoreOp) and internal and reads:
+                fail(op, f"fragments are stored into acquired slots; this slot of @{ring} has been waited for")
+            if (
+                isinstance(op, mma.StoreOp | ac.StoreOp)
+                and not outbound
+                and not (internal and isinstance(op, mma.StoreOp))
+            ):
+                fail(
+                    op, f"results leave through outbound pipelines; @{ring} is {'internal' if internal else 'inbound'}"
+                )
         elif isinstance(op, ac.CommitOp):
             start = op.slot.owner
             if isinstance(start, ac.AcquireOp) and start.predicate is not op.predicate:
                 fail(op, f"a slot of pipeline @{ring_of(op)} is committed under another condition than it was acquired")
         elif isinstance(op, ac.ProducerOp):
             for step in steps(op):
-                if isinstance(step, ac.WaitOp | ac.ReleaseOp) or pipelines[str(ring_of(step))].outbound is not None:
+                if isinstance(step, ac.WaitOp | ac.ReleaseOp) or not is_inbound(pipelines[str(ring_of(step))]):
                     fail(
                         step,
                         f"the producer fills inbound pipelines only; {step.name} of @{ring_of(step)} is the consumer's",
                     )
         elif isinstance(op, ac.ConsumerOp):
             for step in steps(op):
-                if isinstance(step, ac.AcquireOp | ac.CommitOp) and pipelines[str(ring_of(step))].outbound is None:
+                if isinstance(step, ac.AcquireOp | ac.CommitOp) and is_inbound(pipelines[str(ring_of(step))]):
                     fail(step, f"{step.name} of inbound pipeline @{ring_of(step)} is the producer's")
 
 

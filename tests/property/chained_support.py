@@ -26,6 +26,8 @@ class Chain:
     width: int = 32
     block: tuple[int, int] = (32, 32)
     warps: int = 2
+    across: int = 1
+    """Warps beside each other, which split columns."""
     causal: bool = False
     window: int = 0
     bias: bool = False
@@ -87,7 +89,7 @@ class Chain:
         outs = [("o", f"{b}x{h}x{s}x{self.width}xf16")] + ([("l", f"{b}x{h}x{s}xf32")] if self.statistic else [])
         views = [*zip(names, shapes, strict=True), *outs]
         tensors = ", ".join(f"tensor<{shape}>" for _, shape in views)
-        fields = {"block": [m, n, d], "warps": [self.warps, 1], "fragments": 1, **self.schedule}
+        fields = {"block": [m, n, d], "warps": [self.warps, self.across], "fragments": 1, **self.schedule}
         schedule = ", ".join(f"{name} = {value}" for name, value in fields.items())
         allocated = "\n".join(f"  %{name} = tile.alloc [] : tensor<{shape}>" for name, shape in outs)
         results = ", ".join(f"tensor<{shape}>" for _, shape in outs)

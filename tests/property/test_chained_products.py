@@ -50,7 +50,11 @@ Run = st.fixed_dictionaries(
 
 @st.composite
 def chains(draw: st.DrawFn) -> Chain:
-    warps, groups = draw(st.sampled_from((1, 2))), draw(st.sampled_from((1, 2)))
+    warps, groups, across = (
+        draw(st.sampled_from((1, 2))),
+        draw(st.sampled_from((1, 2))),
+        draw(st.sampled_from((1, 1, 2))),
+    )
     return Chain(
         batch=draw(st.sampled_from((1, 1, 2))),
         heads=groups * draw(st.sampled_from((1, 2))),
@@ -59,8 +63,9 @@ def chains(draw: st.DrawFn) -> Chain:
         columns=draw(st.one_of(st.just(0), SIZES)),
         depth=draw(st.sampled_from((16, 24, 32, 48))),
         width=draw(st.sampled_from((16, 24, 32, 64))),
-        block=(16 * warps * draw(st.sampled_from((1, 2))), draw(st.sampled_from((16, 32, 48)))),
+        block=(16 * warps * draw(st.sampled_from((1, 2))), draw(st.sampled_from((16, 32, 48))) * across),
         warps=warps,
+        across=across,
         causal=draw(st.booleans()),
         window=draw(st.sampled_from((0, 0, 1, 5, 16, 40))),
         bias=draw(st.booleans()),
@@ -105,7 +110,7 @@ def check_equal(got: list[np.ndarray], expected: list[np.ndarray]) -> None:
         np.testing.assert_array_equal(one, other)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(chains(), Run)
 def test_level_2_and_the_halves_of_level_3(chain: Chain, how: dict):
     before, arguments = read(chain.text()), chain.arguments(how["seed"])
@@ -115,7 +120,7 @@ def test_level_2_and_the_halves_of_level_3(chain: Chain, how: dict):
     check_close(level3.run_module(halves, "f", arguments, **how), expected)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(chains(), Run, st.sampled_from(MODES), st.sampled_from(("loops", "guard")), st.sampled_from(KINDS))
 def test_split_placed_and_lowered_forms(chain: Chain, how: dict, mode: str, masks: str, kind: str):
     """Bit for bit what the halves give, with one loop for all iterations."""
@@ -162,7 +167,7 @@ FIELDS = st.fixed_dictionaries(
 POLICIES = st.sampled_from(("", "", " accumulate<hybrid, max_k = 16>", " accumulate<hybrid, max_k = 64>"))
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(chains(), FIELDS, POLICIES, POLICIES, st.sampled_from(sorted(TARGETS)), Run)
 def test_instructions(chain: Chain, fields: dict, policy: str, scores: str, target: str, how: dict):
     """Any schedule and policy, on the emulator, with copies that land late, early or at random."""
@@ -173,7 +178,7 @@ def test_instructions(chain: Chain, fields: dict, policy: str, scores: str, targ
     check_close(results, chain.reference(*arguments))
 
 
-@settings(max_examples=6, deadline=None)
+@settings(max_examples=4, deadline=None)
 @given(chains(), POLICIES, Run)
 def test_transports_and_roles_give_the_same_bits(chain: Chain, policy: str, how: dict):
     """TMA, cp.async and plain copies, one role or two, one tile or several for a CTA: one result."""
@@ -223,7 +228,7 @@ CORNERS = (
 )
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(ranges(), st.sampled_from(FORMS))
 def test_iterations_in_which_masks_are_needed(chain: Chain, form: tuple[str, str]):
     check_ranges(chain, *form)

@@ -51,10 +51,21 @@ GEMM = "\n".join([LOAD_A, LOAD_B, ZERO, DOT, HALF, STORE.format("h", "c")])
 
 ERRORS = {
     "no schedule": (GEMM, "", "kernel @k has no schedule: run assign-schedule"),
-    "reduce over warps": (
+    "statistics of f16 over warps": (
         "\n".join([LOAD_A, "%r = tile.reduce max %x axis 1 : !tile.tile<64x32xf16> -> !tile.tile<64x1xf16>"]),
         SCHEDULE,
-        "lower-tile reduces the columns (axis 1) of tiles of two dimensions that one warp holds whole (warps = [W, 1])",
+        "warps exchange statistics in f32, and these are f16",
+    ),
+    "maximum in parts over warps": (
+        ZERO + "\n%r = tile.reduce max %s axis 1 : !tile.tile<64x64xf32> -> !tile.tile<64x16xf32>",
+        SCHEDULE,
+        "where warps split columns, a maximum is over whole rows",
+    ),
+    "function of a sum in parts": (
+        ZERO + "\n%r = tile.reduce sum %s axis 1 : !tile.tile<64x64xf32> -> !tile.tile<64x8xf32>\n"
+        "%e = tile.map exp2 %r : (!tile.tile<64x8xf32>) -> !tile.tile<64x8xf32>",
+        SCHEDULE,
+        "warps hold parts of this sum, which can be scaled and added up, and then reduced; tile.map is none of these",
     ),
     "reduce of rows": (
         "\n".join([LOAD_A, "%r = tile.reduce max %x axis 0 : !tile.tile<64x32xf16> -> !tile.tile<1x32xf16>"]),
@@ -68,9 +79,11 @@ ERRORS = {
         SCHEDULE,
         "what tile.squeeze gives can be stored, and nothing else",
     ),
-    "computed operand over warps": (
-        "\n".join([ZERO, LOAD_B, "%x = tile.fill 1.0 : f16 : !tile.tile<64x32xf16>", DOT]),
-        SCHEDULE,
+    "computed operand transposed": (
+        "\n".join([ZERO, LOAD_B, "%x = tile.fill 1.0 : f16 : !tile.tile<32x64xf16>"])
+        + "\n%d = tile.dot %x, %y into %s transpose_a : "
+        + DOT_TYPE.replace("64x32", "32x64"),
+        "block = [64, 64, 32], warps = [2, 1]",
         "lower-tile takes a computed operand a of a tile.dot only where it lies in registers as the atom wants it",
     ),
     "operand b computed": (

@@ -1,0 +1,135 @@
+"""Where warps split columns, what belongs to whole rows passes through shared memory: statistics, and computed operands.
+
+A warp of a grid [W, C] with C > 1 holds a part of each row. Sums in part (`tile.reduce` that leaves 8 columns) stay *partial*:
+each warp adds up its own columns, and what is done with them is linear. A reduction to one value a row, and an operand a
+that is computed, go through a pipeline that the consumer fills and reads itself:
+
+    %s, %n = async_copy.acquire @max[%c]                 // rows x (8 for each of the warps beside each other)
+    mma.store %mine -> %s["max"][%row, %col]
+    async_copy.commit @max, %s
+    %t, %m = async_copy.wait @max[%d]                    // becomes a barrier
+    %all = mma.load %t["max"][%row, %c0]
+    async_copy.release @max, %t
+    %top = mma.reduce max %all
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from xdsl.dialects import scf
+from xdsl.dialects.builtin import Float32Type
+from xdsl.ir import Operation, SSAValue
+
+from emmy.dialects import tile
+from emmy.errors import EmmyError
+from emmy.locations import location_of
+from emmy.lowering.tile_rings import tile_type, unique_name
+
+LEFT = 8
+"""Columns of a statistic that each warp writes: those of an atom, so that its lanes exchange nothing before."""
+
+
+@dataclass(eq=False)
+class End:
+    """One side of an exchange: what has a cursor."""
+
+    name: str
+
+
+@dataclass(frozen=True, eq=False)
+class Exchange:
+    """A pipeline of one slot between the warps of a row. `use`: the op of level 2 that needs what all of them hold."""
+
+    name: str
+    type: tile.TileType
+    use: Operation
+    ends: tuple[End, End] = field(default_factory=lambda: (End(""), End("")))
+
+    @property
+    def fill(self) -> End:
+        """The side that is written."""
+        return self.ends[0]
+
+    @property
+    def read(self) -> End:
+        """The side that is read."""
+        return self.ends[1]
+
+
+def plan_exchanges(kernel: tile.KernelOp, columns: int, taken: set[str]) -> dict[Operation, Exchange]:
+    """The exchanges of a kernel whose rows are split over `columns` warps. `taken`: names of pipelines, which grow."""
+    found: dict[Operation, Exchange] = {}
+    if columns == 1:
+        return found
+    for op in kernel.walk():
+        if isinstance(op, tile.DotOp) and not isinstance(op.a.owner, tile.LoadOp):
+            wanted, type_ = op.a.name_hint or "p", tile_type(op.a)
+        elif isinstance(op, tile.ReduceOp) and tile_type(op.result).get_shape()[-1] == 1:
+            shape = tile_type(op.arg).get_shape()
+            wanted = op.kind.data.value
+            type_ = tile.TileType.get((shape[0], LEFT * columns), tile_type(op.arg).element_type)
+            if not isinstance(type_.element_type, Float32Type):
+                raise EmmyError(
+                    f"warps exchange statistics in f32, and these are {type_.element_type}", location_of(op)
+                )
+        else:
+            continue
+        name = unique_name(wanted, taken)
+        found[op] = Exchange(name, type_, op, (End(name), End(name)))
+    return found
+
+
+def partial_sums(kernel: tile.KernelOp, columns: int) -> set[SSAValue]:
+    """Values of which each of `columns` warps beside each other holds a summand.
+
+    Raises EmmyError where one is used in another way than a sum allows.
+    """
+    partial: set[SSAValue] = set()
+    if columns == 1:
+        return partial
+    for op in kernel.walk():
+        if isinstance(op, tile.ReduceOp) and op.kind.data.value == "sum" and tile_type(op.result).get_shape()[-1] != 1:
+            partial.add(op.result)
+    before = -1
+    while before != len(partial):
+        before = len(partial)
+        for op in kernel.walk():
+            if isinstance(op, tile.MapOp) and any(arg in partial for arg in op.args):
+                partial.add(op.result)
+            elif isinstance(op, scf.ForOp):
+                _carry(op, partial)
+    for value in partial:
+        for user in [value.owner, *(use.operation for use in value.uses)]:
+            if isinstance(user, Operation):
+                _check(user, partial)
+    return partial
+
+
+def _carry(loop: scf.ForOp, partial: set[SSAValue]) -> None:
+    """What a loop carries is partial as a whole."""
+    last = loop.body.block.last_op
+    assert last is not None
+    for values in zip(loop.iter_args, loop.body.block.args[1:], last.operands, loop.results, strict=True):
+        if any(value in partial for value in values):
+            partial.update(values)
+
+
+def _check(op: Operation, partial: set[SSAValue]) -> None:
+    """Is an op linear in its partial operands, or the sum over them?"""
+    if isinstance(op, tile.MapOp):
+        kind, given = op.kind.data.value, tuple(arg in partial for arg in op.args)
+        allowed = {"fma": ((True, False, True), (False, True, True)), "mul": ((True, False), (False, True))}
+        if given in allowed.get(kind, ((True, True),) if kind in ("add", "sub") else ()):
+            return
+    elif isinstance(op, tile.FillOp):
+        if op.value.value.data == 0.0:
+            return
+    elif isinstance(op, tile.ReduceOp) and op.kind.data.value == "sum":
+        return
+    elif isinstance(op, scf.ForOp | scf.YieldOp):
+        return
+    raise EmmyError(
+        f"warps hold parts of this sum, which can be scaled and added up, and then reduced; {op.name} is none of these",
+        location_of(op),
+    )
