@@ -12,6 +12,7 @@ import json
 import os
 import shutil
 import tempfile
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -77,6 +78,7 @@ class Artefact:
     kernels: dict[str, dict[str, Any]] = field(default_factory=dict[str, dict[str, Any]])
     supply: Supply | None = field(default=None, compare=False, repr=False)
     supplied: set[str] = field(default_factory=lambda: {PREFERRED}, compare=False, repr=False)
+    supplying: threading.Lock = field(default_factory=threading.Lock, compare=False, repr=False)
 
     def entry(self, name: str) -> EntrySpec:
         """The entry called `name`; `EmmyError` with the names there are, if there is none."""
@@ -101,6 +103,7 @@ class Artefact:
             kernels=dict(self.kernels),
             supply=supply,
             supplied={PREFERRED},
+            supplying=threading.Lock(),
         )
 
     def bind(
@@ -122,29 +125,30 @@ class Artefact:
                     self.supplied.update(VARIANTS)  # its kernels are for dense tensors only
 
     def add_variant(self, name: str) -> bool:
-        """Have a variant compiled and add its kernels, in the order of preference, to the launches that have it; whether any
-        has. What was added before is not added again."""
-        if self.supply is None or name in self.supplied:
-            return False
-        other = self.supply(name)
-        self.supplied.add(name)
+        """Have a variant compiled and add its kernels, in the order of preference, to the launches that have it; False if none
+        has, or nobody can compile it. What was added before is not added again."""
+        with self.supplying:  # two threads want each variant once
+            if name in self.supplied or self.supply is None:
+                return name in self.supplied
+            added = self._merge(self.supply(name), name)
+            self.supplied.add(name)
+            return added
+
+    def _merge(self, other: Artefact, name: str) -> bool:
+        """Take in the kernels of a variant, images before the launches that name them; whether there are any."""
         renamed = {image: f"{image}_{name}" for image in other.images}
-        added = 0
-        for entry_name, entry in other.entries.items():
-            for launch, extra in zip(self.entries[entry_name]["launches"], entry["launches"], strict=True):
-                if extra.get("variant") != name:
-                    continue
-                added += 1
-                extra = cast(LaunchSpec, {**extra, "image": renamed[extra["image"]]})
-                others = [*launch.get("otherwise", []), extra]
-                launch["otherwise"] = sorted(others, key=_rank)
-        if not added:
-            return False
         self.images.update({renamed[image]: content for image, content in other.images.items()})
         self.resources.update(other.resources)
         for kernel, notes in other.kernels.items():
-            self.kernels[kernel] = {**notes, "image": renamed[notes["image"]]}
-        return True
+            self.kernels.setdefault(kernel, {**notes, "image": renamed[notes["image"]]})
+        added = False
+        for entry_name, entry in other.entries.items():
+            for launch, extra in zip(self.entries[entry_name]["launches"], entry["launches"], strict=True):
+                if extra.get("variant") == name:
+                    added = True
+                    extra = cast(LaunchSpec, {**extra, "image": renamed[extra["image"]]})
+                    launch["otherwise"] = sorted([*launch.get("otherwise", []), extra], key=_rank)
+        return added
 
     def _is_useful(self, name: str) -> bool:
         """Whether the sizes that are known let any launch take a kernel of a variant."""

@@ -1,4 +1,4 @@
-"""Calls with tensors that lie anyhow: whatever variant a call takes, it computes the product, and touches nothing but its result."""
+"""Tensors that lie anyhow: whatever variant a call takes, it computes the product, and touches nothing but its result."""
 
 from __future__ import annotations
 
@@ -20,7 +20,9 @@ DTYPES = {"f16": np.dtype(np.float16), "bf16": np.dtype(ml_dtypes.bfloat16)}
 
 
 @functools.cache
-def product(target: str, dtype: str, batch: int, transpose_a: bool, transpose_b: bool, epilogue: bool) -> CompiledModule:
+def product(
+    target: str, dtype: str, batch: int, transpose_a: bool, transpose_b: bool, epilogue: bool
+) -> CompiledModule:
     """`mm(a, b)`, with every size `?`, or `mm(a, b, bias)`: relu(A * B + bias) with a bias of one row."""
     kind = f"tensor<{'?x' * (batch + 2)}{dtype}>"
     flags = f"{' transpose_a' if transpose_a else ''}{' transpose_b' if transpose_b else ''}"
@@ -41,7 +43,9 @@ def product(target: str, dtype: str, batch: int, transpose_a: bool, transpose_b:
 
 def lay(draw: st.DrawFn, shape: tuple[int, ...], dtype: np.dtype, rng: np.random.Generator, out: bool = False):
     """An array of small integers of some layout, and its memory, in which all else is NaN."""
-    order = draw(st.sampled_from([tuple(range(len(shape))), (*range(len(shape) - 2), -1 % len(shape), -2 % len(shape))]))
+    order = draw(
+        st.sampled_from([tuple(range(len(shape))), (*range(len(shape) - 2), -1 % len(shape), -2 % len(shape))])
+    )
     order = order if len(shape) > 1 else (0,)
     inner = draw(st.sampled_from([1, 1, 1, 2]))
     strides, step = [0] * len(shape), inner
@@ -53,8 +57,11 @@ def lay(draw: st.DrawFn, shape: tuple[int, ...], dtype: np.dtype, rng: np.random
     offset = draw(st.sampled_from([0, 0, 0, 1, 2, 4, 8]))
     span = 1 + sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True)) if math.prod(shape) else 0
     memory = np.full(span + offset + 16, np.nan, dtype)
-    start = -(memory.ctypes.data // 2) % 8 + offset
-    array: np.ndarray = np.ndarray(shape, dtype, memory.view(np.uint8).data, 2 * start, [2 * stride for stride in strides])
+    size = dtype.itemsize
+    start = -(memory.ctypes.data // size) % (16 // size) + offset
+    array: np.ndarray = np.ndarray(
+        shape, dtype, memory.view(np.uint8).data, size * start, [size * stride for stride in strides]
+    )
     if not out:
         array[...] = rng.integers(-2, 3, shape)
     return array, memory
@@ -89,6 +96,34 @@ def test_products_of_tensors_that_lie_anyhow(data: st.DataObject):
         assert result is out
         out[...] = np.nan
         assert np.isnan(memory.astype(np.float32)).all(), "something beside the result was written"
+
+
+ELEMENTWISE = """func.func @f(%x: tensor<?x?x?xf16>, %y: tensor<?x1xf32>, %z: tensor<?xf32>) -> tensor<?x?x?xf32> {
+  %a = tensor_op.map add %x, %y : (tensor<?x?x?xf16>, tensor<?x1xf32>) -> tensor<?x?x?xf32>
+  %b = tensor_op.map mul %a, %z : (tensor<?x?x?xf32>, tensor<?xf32>) -> tensor<?x?x?xf32>
+  func.return %b : tensor<?x?x?xf32>
+}
+"""
+
+
+@functools.cache
+def elementwise(target: str) -> CompiledModule:
+    return emmy.compile(ELEMENTWISE, target)
+
+
+@settings(max_examples=40, deadline=None)
+@given(data=st.data())
+def test_elementwise_kernels_of_tensors_that_lie_anyhow(data: st.DataObject):
+    draw = data.draw
+    rng = np.random.default_rng(draw(st.integers(0, 99)))
+    batch, m, n = draw(st.integers(0, 3)), draw(st.integers(0, 40)), draw(st.sampled_from([0, 1, 7, 8, 64, 100, 264]))
+    x = lay(draw, (batch, m, n), np.dtype(np.float16), rng)[0]
+    y = lay(draw, (m, 1), np.dtype(np.float32), rng)[0]
+    z = lay(draw, (n,), np.dtype(np.float32), rng)[0]
+    out = lay(draw, (batch, m, n), np.dtype(np.float32), rng, out=True)[0] if draw(st.booleans()) else None
+    module = elementwise(draw(st.sampled_from(["sm_89", "sm_90a"])))
+    result = module.f(x, y, z, device="emulator", out=out)
+    assert np.array_equal(result, (x.astype(np.float32) + y) * z)
 
 
 @settings(max_examples=30, deadline=None)
