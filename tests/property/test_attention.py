@@ -1,120 +1,20 @@
-"""Interpret(level 1) = interpret(level 2) for attention, over random combinations of everything that the op can say."""
+"""Interpret(level 1) = interpret(level 2) for attention, over random combinations of everything that the op can say; the same on
+the emulator, whose copies land at random.
+"""
 
-from dataclasses import dataclass
+import dataclasses
 
-import ml_dtypes
 import numpy as np
-from hypothesis import given, settings
+from attention_support import DTYPES, UNIT, Case, bounds, cases
+from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
+import emmy
+from emmy.emulated_calls import run_on_emulator
 from emmy.interpreters import level1, level2
 from emmy.ir import make_context, parse_module, print_module, verify_module
 from emmy.lowering.tensor_op_to_tile import LowerTensorOp
 from emmy.passes.assign_schedule import AssignSchedule
-
-DTYPES = {"f16": np.float16, "bf16": ml_dtypes.bfloat16, "f32": np.float32}
-UNIT = {"f16": 2.0**-11, "bf16": 2.0**-8, "f32": 2.0**-24}  # unit roundoffs
-SIZES = st.sampled_from([0, 1, 7, 16, 31, 33, 64, 70, 100])
-DEPTHS = st.sampled_from([1, 5, 16, 17, 32, 59, 64, 80])
-
-
-@dataclass(frozen=True)
-class Case:
-    """One op: sizes, element types, clauses, schedule; `bias` is its sizes and type, or None."""
-
-    batch: int
-    heads: int
-    groups: int
-    rows: int
-    keys: int
-    depth: int
-    width: int
-    dtype: str
-    result: str
-    dynamic: bool
-    clauses: str
-    policies: str
-    bias: tuple[tuple[int, ...], str] | None
-    logarithm: bool
-    block: tuple[int, int]
-    warps: int
-    splits: int
-
-    def tensor(self, sizes, dtype, dynamic):
-        return (
-            f"tensor<{'x'.join('?' if self.dynamic and i in dynamic else str(s) for i, s in enumerate(sizes))}x{dtype}>"
-        )
-
-    @property
-    def shapes(self):
-        heads = (self.batch, self.groups, self.keys)
-        given = [(self.batch, self.heads, self.rows, self.depth), (*heads, self.depth), (*heads, self.width)]
-        return given if self.bias is None else [*given, self.bias[0]]
-
-    @property
-    def text(self):
-        types = [self.tensor(shape, self.dtype, (0, 2)) for shape in self.shapes[:3]]
-        if self.bias is not None:
-            types.append(self.tensor(self.bias[0], self.bias[1], ()))
-        rows = (self.batch, self.heads, self.rows)
-        results = [self.tensor((*rows, self.width), self.result, (0, 2)), self.tensor(rows, "f32", (0, 2))]
-        results = results[: 1 + self.logarithm]
-        arguments = ", ".join(f"{n}: {t}" for n, t in zip(("%q", "%k", "%v", "%b"), types, strict=False))
-        names = "%o, %l" if self.logarithm else "%o"
-        clauses = f"{self.clauses}{' bias %b' if self.bias else ''}{self.policies}"
-        padded = -(-self.depth // 16) * 16
-        fields = f"block = [{self.block[0]}, {self.block[1]}, {padded}], warps = [{self.warps}, 1], stages = 1"
-        schedule = f"#tile.schedule<{fields}, splits = {self.splits}>"
-        returned = ", ".join(results)
-        return f"""func.func @f({arguments}) -> ({returned}) {{
-          {names} = tensor_op.attention %q, %k, %v {clauses} {{emmy.schedule = {schedule}}}
-            : ({", ".join(types)}) -> ({returned})
-          func.return {names} : {returned}
-        }}"""
-
-    def operands(self, seed):
-        rng = np.random.default_rng(seed)
-        dtypes = [self.dtype] * 3 + ([self.bias[1]] if self.bias else [])
-        return [rng.standard_normal(s).astype(DTYPES[d]) for s, d in zip(self.shapes, dtypes, strict=True)]
-
-
-@st.composite
-def cases(draw):
-    groups, batch, keys = draw(st.integers(1, 2)), draw(st.integers(0, 2)), draw(SIZES)
-    rows = draw(st.one_of(SIZES, st.just(1)))
-    heads = groups * draw(st.integers(1, 3))
-    dtype = draw(st.sampled_from(["f16", "f16", "bf16"]))
-    scale = draw(st.sampled_from([0.125, 0.5, 1.0, -0.3, 0.0]))
-    clauses = [f"scale {scale}"]
-    clauses += draw(st.sampled_from([[], ["causal"]]))
-    clauses += draw(st.sampled_from([[], [], ["window 1"], ["window 9"], ["window 40"]]))
-    clauses += draw(st.sampled_from([[], [], ["softcap 2.5"]]))
-    policies = ""
-    if dtype == "f16":
-        policies += draw(st.sampled_from(["", " accumulate<hybrid, max_k = 32>"]))
-        policies += draw(st.sampled_from(["", "", " accumulate_scores<hybrid, max_k = 16>"]))
-    full = (batch, heads, rows, keys)
-    sizes = tuple(draw(st.sampled_from([1, size])) for size in full)
-    warps = draw(st.integers(1, 2))
-    return Case(
-        batch,
-        heads,
-        groups,
-        rows,
-        keys,
-        draw(DEPTHS),
-        draw(DEPTHS),
-        dtype,
-        draw(st.sampled_from([dtype, "f32"])),
-        draw(st.booleans()),
-        " ".join(clauses),
-        policies,
-        draw(st.sampled_from([None, None, (sizes, draw(st.sampled_from(["f16", "bf16", "f32"])))])),
-        draw(st.booleans()),
-        (draw(st.sampled_from([16, 32])) * warps, draw(st.sampled_from([16, 32, 48, 64]))),
-        warps,
-        draw(st.sampled_from([0, 0, 1, 2])),
-    )
 
 
 def lower(text):
@@ -131,30 +31,6 @@ def lower(text):
     return module, again
 
 
-def bounds(case, module, operands, exact):
-    """(of the result, of the logarithms): what roundings may do.
-
-    With weights w that sum to 1, a weight is off by its own rounding and by the error of its score; the sum of w |v| takes up
-    both. Sums of f16 are rounded once a k-step. A score is a sum of depth products of normals.
-    """
-    q, k, v, *bias = operands
-    magnitude = level1.run(module, "f", [q, k, abs(v), *bias])[0]
-    sizes = [abs(x.astype(np.float64)) for x in (q, np.repeat(k, case.heads // case.groups, axis=1))]
-    largest = np.max(sizes[0] @ sizes[1].swapaxes(-1, -2), initial=1.0) * abs(float(case.clauses.split()[1]))
-    of_score = (
-        (case.depth + 4)
-        * UNIT["f32"]
-        * (largest + np.max(abs(bias[0].astype(np.float64)), initial=0) if bias else largest)
-    )
-    if "accumulate_scores" in case.policies:
-        of_score += 2 * UNIT["f16"] * largest
-    relative = UNIT[case.dtype] + 2 * of_score + 1e-6
-    if "accumulate<hybrid" in case.policies:
-        relative += 4 * UNIT["f16"]
-    value = relative * magnitude + UNIT[case.result] * abs(exact[0]) * 1.01 + 1e-6
-    return value, of_score + 1e-5
-
-
 @settings(max_examples=150, deadline=None)
 @given(cases(), st.integers(0, 2**32 - 1))
 def test_levels_agree(case, seed):
@@ -163,15 +39,46 @@ def test_levels_agree(case, seed):
     exact = level1.run(module, "f", operands)
     value_bound, logarithm_bound = bounds(case, module, operands, exact)
     for got in (level1.run(module, "f", operands, "policy"), level2.run_module(lowered, "f", operands)):
-        assert len(got) == 1 + case.logarithm
-        assert got[0].dtype == DTYPES[case.result]
-        assert got[0].shape == exact[0].shape
-        assert np.all(abs(got[0].astype(np.float64) - exact[0]) <= value_bound)
-        if case.logarithm:
-            hidden = np.isneginf(exact[1])
-            np.testing.assert_array_equal(np.isneginf(got[1]), hidden)
-            assert not np.any(got[0][hidden])
-            assert np.all(abs(got[1][~hidden].astype(np.float64) - exact[1][~hidden]) <= logarithm_bound)
+        check(case, got, exact, value_bound, logarithm_bound)
+
+
+def check(case: Case, got, exact, value_bound, logarithm_bound):
+    """Types and values of both results."""
+    assert len(got) == 1 + case.logarithm
+    assert got[0].dtype == DTYPES[case.result]
+    assert got[0].shape == exact[0].shape
+    assert np.all(abs(got[0].astype(np.float64) - exact[0]) <= value_bound)
+    if case.logarithm:
+        hidden = np.isneginf(exact[1])
+        np.testing.assert_array_equal(np.isneginf(got[1]), hidden)
+        assert not np.any(got[0][hidden])
+        assert np.all(abs(got[1][~hidden].astype(np.float64) - exact[1][~hidden]) <= logarithm_bound)
+
+
+SCHEDULES = [
+    "stages = 1",
+    "stages = 2",
+    "stages = 3, epilogue = direct",
+    "stages = 2, roles = specialized, producer_warps = 1",
+]
+SCHEDULES += [
+    "stages = 2, transport = plain",
+    "stages = 2, transport = cp_async, roles = specialized",
+    "stages = 2, persistent = 1",
+]
+
+
+@settings(max_examples=20, deadline=None, phases=(Phase.explicit, Phase.reuse, Phase.generate))
+@given(cases(), st.sampled_from(SCHEDULES), st.sampled_from(["sm_89", "sm_90a", "sm_120a"]), st.integers(0, 2**32 - 1))
+def test_on_the_emulator(case, schedule, target, seed):
+    """`ex2.approx` and the other approximations are good to a few units in the last place of f32."""
+    case = dataclasses.replace(case, more=schedule)
+    module, operands = parse_module(case.text, "t.mlir"), case.operands(seed)
+    exact = level1.run(module, "f", operands)
+    value_bound, logarithm_bound = bounds(case, module, operands, exact)
+    artefact = emmy.compile(case.text, target).portable_artefact
+    got, _ = run_on_emulator(artefact, "f", operands, landing="random", order="random", seed=seed % 1000)
+    check(case, got, exact, 1.05 * value_bound + 1e-5, 2 * logarithm_bound)
 
 
 @settings(max_examples=30, deadline=None)
