@@ -1,8 +1,8 @@
 """Schedules of kernels with two products in a row: the first one's result is, after elementwise ops, operand a of the second.
 
 The block of such a kernel is (rows, keys, depth): rows of both results, what the first product's columns and the second one's
-contraction are cut into, and the whole contraction of the first one. Warps split the rows only, so that the first result's
-registers are the operand of the second product.
+contraction are cut into, and the whole contraction of the first one. Where warps split the rows only, the first result's
+registers are the operand of the second product; where they split columns as well, it passes through shared memory.
 """
 
 from __future__ import annotations
@@ -22,6 +22,10 @@ from emmy.schedules import (
 )
 from emmy.targets import Target
 from emmy.variants import Variant
+
+
+EXCHANGED_BYTES = 32
+"""Of a statistic of one row, that each of several warps beside each other writes: 8 values in f32."""
 
 
 @dataclass(frozen=True)
@@ -58,14 +62,14 @@ class ChainRow:
     rows: int | None = None
 
 
-def _row(most: int, block: tuple[int, int], warps: int, stages: int, **fields: Any) -> ChainRow:
+def _row(most: int, block: tuple[int, int], warps: int, stages: int, across: int = 1, **fields: Any) -> ChainRow:
     base = Schedule(raster=1, delay=0, prefetch=0)
-    return ChainRow(most, replace(base, block=(*block, most), warps=(warps, 1), stages=stages, **fields))
+    return ChainRow(most, replace(base, block=(*block, most), warps=(warps, across), stages=stages, **fields))
 
 
-def _few(most: int, keys: int, stages: int, splits: int) -> ChainRow:
-    """Up to 16 rows: one warp a CTA, and as many CTAs on a multiprocessor as keep its share of the memory busy."""
-    return replace(_row(most, (16, keys), 1, stages, splits=splits), rows=16)
+def _few(most: int, keys: int, stages: int, splits: int, across: int = 1) -> ChainRow:
+    """Up to 16 rows: one warp of rows a CTA, and as many CTAs on a multiprocessor as keep its share of the memory busy."""
+    return replace(_row(most, (16, keys), 1, stages, across, splits=splits), rows=16)
 
 
 # 32 rows a warp halve the traffic of shared memory against 16, where registers allow them: at a depth of 128 they do not,
@@ -74,26 +78,26 @@ _LARGE_SHARED = (
     _few(64, 64, 3, 4),
     _few(128, 64, 2, 3),
     _few(256, 32, 2, 3),
-    _few(512, 16, 2, 2),
+    _few(512, 32, 1, 2, across=2),
     _row(64, (128, 64), 4, 2),
     _row(128, (128, 64), 8, 2),
     _row(256, (128, 64), 8, 1),
-    _row(512, (64, 16), 4, 1),
+    _row(512, (64, 32), 4, 1, across=2),
 )
 _SMALL_SHARED = (
     _few(64, 64, 2, 2),
     _few(128, 32, 2, 2),
     _few(256, 16, 2, 2),
-    _few(512, 16, 1, 1),
+    _few(512, 32, 1, 1, across=2),
     _row(64, (128, 64), 4, 2),
     _row(128, (64, 32), 4, 2),
     _row(256, (64, 32), 4, 1),
-    _row(512, (64, 16), 4, 1),
+    _row(512, (16, 32), 1, 1, across=2),
 )
 CHAINED_ROWS: dict[str, tuple[ChainRow, ...]] = {
     "sm_80": _LARGE_SHARED,
     "sm_89": _SMALL_SHARED,
-    "sm_90a": _LARGE_SHARED,
+    "sm_90a": (*_LARGE_SHARED[:-1], _row(512, (64, 64), 2, 1, across=4, roles="specialized", prefetch=1, masks="guard")),
     "sm_120a": _SMALL_SHARED,
 }
 """Target name -> rows, those for few rows first, by growing depth; a chain takes the first that it fits, else the last."""
@@ -137,34 +141,42 @@ def combine_schedule(width: int, whole: bool) -> Schedule:
 
 
 def chained_shared_bytes(schedule: Schedule, chain: Chain, operand_bytes: int = 2) -> int:
-    """Bytes of shared memory: the rows' operand once, rings of the two others and of further tensors, each on its own."""
+    """Bytes of shared memory: the rows' operand once, rings of the two others and of further tensors, each on its own.
+
+    Warps beside each other exchange the second product's operand, and twice a statistic of each row, 8 f32 of each warp.
+    """
     rows, keys, depth = schedule.block
     slots = [
         (1, rows * depth * operand_bytes),
         *((schedule.stages, keys * w * operand_bytes) for w in (depth, chain.width)),
     ]
     slots += [(schedule.stages, rows * keys * element) for element in chain.tensors]
+    across = schedule.warps[1]
+    exchanges = [rows * keys * operand_bytes, *[rows * EXCHANGED_BYTES * across] * 2] if across > 1 else []
+    slots += [(1, size) for size in exchanges]
     end = 0
     for stages, size in slots:
         end = -(-end // SHARED_ALIGNMENT) * SHARED_ALIGNMENT + stages * size
     result_bytes = 4 if schedule.splits else chain.result_bytes
     result = rows * chain.width * result_bytes if schedule.epilogue == "shared" else 0
     each = 2 if schedule.roles == "specialized" else int(schedule.transport == "tma")
-    return max(end, result) + sum(stages for stages, _ in slots) * each * MBARRIER_BYTES
+    return max(end, result) + sum(stages for stages, _ in slots[: len(slots) - len(exchanges)]) * each * MBARRIER_BYTES
 
 
 def chained_registers(schedule: Schedule, chain: Chain) -> int:
     """32-bit registers that a thread cannot do without: both accumulators, one set of fragments, addresses."""
     rows, keys, _ = schedule.block
-    each = rows // schedule.warps[0]
-    return each * (keys + chain.width) // 32 + (each + 16) * 16 // 64 + ADDRESS_REGISTERS
+    each, across = rows // schedule.warps[0], schedule.warps[1]
+    return each * (keys + chain.width) // (32 * across) + (each + 16) * 16 // 64 + ADDRESS_REGISTERS
 
 
 def problem_of_chain(schedule: Schedule, target: Target, chain: Chain) -> str | None:
     """One sentence about why a target cannot run the chain with this schedule, or None."""
-    depth = schedule.block[2]
-    if schedule.warps[1] != 1:
-        return f"warps of two products in a row split rows only: warps is [W, 1], got {list(schedule.warps)}"
+    depth, problem = schedule.block[2], schedule.problem()
+    if problem is not None:
+        return problem
+    if chain.width % (8 * schedule.warps[1]):
+        return f"{chain.width} columns of the second product do not split over {schedule.warps[1]} warps in multiples of 8"
     if depth != chain.depth:
         return f"block[2] is the whole depth of the first product, {chain.depth}, got {depth}"
     if chain.page is not None and chain.page % schedule.block[1]:

@@ -304,7 +304,7 @@ def test_facts():
 
 
 @pytest.mark.parametrize("target", sorted(CHAINED_ROWS))
-@pytest.mark.parametrize("depth", [16, 64, 80, 128, 256])
+@pytest.mark.parametrize("depth", [16, 64, 80, 128, 256, 512])
 @pytest.mark.parametrize("max_k", [0, 64])
 @pytest.mark.parametrize("tensors", [(), (4,)])
 def test_every_target_has_a_legal_schedule(target, depth, max_k, tensors):
@@ -316,8 +316,8 @@ def test_every_target_has_a_legal_schedule(target, depth, max_k, tensors):
 
 SCHEDULES = [
     (
-        "block = [64, 64, 32], warps = [2, 2]",
-        "warps of two products in a row split rows only: warps is [W, 1], got [2, 2]",
+        "block = [64, 48, 32], warps = [2, 2]",
+        "block[1] = 48 does not split over 2 warps in multiples of 16",
     ),
     ("block = [64, 64, 64], warps = [4, 1]", "block[2] is the whole depth of the first product, 32, got 64"),
     ("block = [64, 64, 32], warps = [4, 1], promote = 16", "promote belongs to the hybrid policy"),
