@@ -60,8 +60,8 @@ class LowerTransport(ModulePass):
     what `emmy.schedules.AUTO_TRANSPORT` has for `target`, with cp.async wherever TMA cannot move a tensor, or could not in
     some call. If TMA is asked for by name, such a tensor is an error, here or at the call. A copy for which 4 bytes cannot
     be proved aligned is a plain one in any kind. Widths: the widest of 16, 8, 4, 2 bytes that divides the last dimension's
-    offset, extent and size and all other strides (base pointers are 16-byte aligned by contract; `?` divides by one element
-    only).
+    offset, extent and size and all other strides; of `?` sizes, `?` strides and the address is known what the view's `align`
+    promises (without it: one element of sizes and strides, and an address that is a multiple of whatever comes out).
 
         %s, %n = async_copy.wait @ab[%c]                       async_copy.wait_group 1         async_copy.wait_full @ab[%c]
         %f, %m = async_copy.acquire @ab[%d] if %p              async_copy.barrier              %s, %n = async_copy.slot @ab[%c]
