@@ -208,7 +208,7 @@ def compile(
     opt_level: int | None = None,
     verify_each: bool | None = None,
     entry: str | None = None,
-    variants: Sequence[str] = (PREFERRED,),
+    variants: str | Sequence[str] = PREFERRED,
 ) -> CompiledModule:
     """Lower a module to PTX.
 
@@ -216,8 +216,8 @@ def compile(
     default that of the GPU that is present, else sm_90a. `accumulate`: the accumulation policy of products that state
     none. `schedule`: fields that replace the table's choice, where the text pins no schedule. `dump_ir`: a folder that
     receives the text after every pass. `opt_level`: of ptxas. `verify_each`: verify after every pass. `entry`: compile
-    this function only. `variants`: of `emmy.variants`, to compile kernels for at once; by default the preferred one, to which
-    those are added that calls need.
+    this function only. `variants`: names of `emmy.variants`, or `all`, to compile at once; by default the preferred one, to
+    which those are added that calls need.
     Raises `EmmyError`, with the place in the text where there is one, for anything that is wrong with these.
     """
     for name, value, kind in (
@@ -238,7 +238,7 @@ def compile(
         opt_level=opt_level,
         verify_each=os.environ.get(VERIFY_VARIABLE) == "1" if verify_each is None else verify_each,
         entry=entry,
-        variants=parse_variants(",".join(variants)),
+        variants=parse_variants(variants if isinstance(variants, str) else ",".join(variants)),
     )
     return _open(text, file, options, Path(dump_ir) if dump_ir is not None else None)
 
