@@ -108,11 +108,19 @@ def choose_chained_schedule(target: Target, chain: Chain) -> Schedule:
     schedule = table_row(target, chain)[1].schedule
     rows, most, _ = schedule.block
     tried = [
-        replace(schedule, block=(rows, keys, chain.depth), stages=stages)
+        replace(schedule, block=(rows, keys, chain.depth), warps=_split_over(schedule.warps, keys), stages=stages)
         for keys in (most >> shift for shift in range(most.bit_length() - 4))
         for stages in range(schedule.stages, 0, -1)
     ]
     return next((one for one in tried if problem_of_chain(one, target, chain) is None), tried[-1])
+
+
+def _split_over(warps: tuple[int, ...], keys: int) -> tuple[int, int]:
+    """The warp grid, with fewer of its warps beside each other where there are too few keys for them."""
+    across = warps[1]
+    while across > 1 and keys % (16 * across):
+        across //= 2
+    return warps[0] * warps[1] // across, across
 
 
 def table_row(target: Target, chain: Chain) -> tuple[int, ChainRow]:
