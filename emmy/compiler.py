@@ -229,7 +229,8 @@ def compile(
         ("entry", entry, "word"),
     ):
         check_kind(name, value, kind, optional=True)
-    check_words("variants", variants)
+    if not isinstance(variants, str):
+        check_words("variants", variants)
     text, file = read_source(source)
     options = Options(
         target=get_target(target).name if target is not None else default_target(),

@@ -123,7 +123,7 @@ def test_text_below_level_1_has_no_variants():
 
 
 def test_text_with_all_variants_runs_at_level_2_and_on_the_emulator():
-    module = emmy.compile(STATIC, "sm_80", variants=("dense", "rows16", "any"))
+    module = emmy.compile(STATIC, "sm_80", variants="dense, rows16, any")
     assert "tile.dispatch [@mm_kernel[" in module.ir("tile")
     from emmy.interpreters import level2
     from emmy.ir import parse_module
