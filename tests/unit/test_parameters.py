@@ -24,7 +24,7 @@ WRONG: dict[str, list[object]] = {
     "opt_level": ["3", 2.0, True, [], 7],
     "verify_each": ["yes", 1, []],
     "entry": [3, [], b"mm"],
-    "variants": [None, "all", [3], 3, ["none of them"]],
+    "variants": [None, "none of them", [3], 3, ["none of them"]],
 }
 
 
