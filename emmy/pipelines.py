@@ -44,6 +44,7 @@ DEFAULT: tuple[Step, ...] = (
     Step("level3", "split-accumulation", ("mma.mma",)),
     Step("level3", "skip-unit-factors", ("mma.map",)),
     Step("level3", "stagger-products", ("mma.convert",)),
+    Step("level3", "overlap-products", ("mma.convert",)),
     Step("level3", "double-buffer-fragments", ("mma.mma",)),
     Step("level3", "issue-products", ("mma.mma",)),
     Step("level3", "verify-pipelines", PROTOCOL),

@@ -28,6 +28,7 @@ PASSES: dict[str, str] = {
     "split-accumulation": "emmy.passes.split_accumulation",
     "skip-unit-factors": "emmy.passes.skip_unit_factors",
     "stagger-products": "emmy.passes.stagger_products",
+    "overlap-products": "emmy.passes.overlap_products",
     "prefetch-fragments": "emmy.passes.prefetch_fragments",
     "double-buffer-fragments": "emmy.passes.double_buffer_fragments",
     "issue-products": "emmy.passes.issue_products",

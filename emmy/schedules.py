@@ -56,6 +56,7 @@ RANGES: dict[str, tuple[int, int]] = {
     "splits": (0, 32),
     "stagger": (0, 2),
     "lazy": (0, 12),
+    "overlap": (0, 1),
 }
 """Fields that hold a count: the smallest and the largest one."""
 
@@ -88,6 +89,7 @@ class Schedule:
     lazy: powers of two by which a running maximum may be passed before sums are rescaled; 0 rescales always.
     stagger: 1 to compute a product's operand k-step by k-step, each under the product of the step before (`stagger-products`);
     2 to place arithmetic between tensor instructions one by one as well (`interleave-products`).
+    overlap: 1 to put a product with a computed operand under the next iteration, where roles are apart (`overlap-products`).
     store_columns: columns of a result that are staged in shared memory at once, two such parts at a time; 0 for the whole tile.
     """
 
@@ -118,6 +120,7 @@ class Schedule:
     opt_level: int = 3
     stagger: int = 0
     lazy: int = 0
+    overlap: int = 0
     store_columns: int = 0
 
     def problem(self) -> str | None:
@@ -151,6 +154,8 @@ class Schedule:
                 f"atom = {WARPGROUP_ATOM} wants warps in fours along M and 16 rows for each, "
                 f"got {self.block[0]} rows for {self.warps[0]} warps"
             )
+        if self.overlap and self.roles == "unified":
+            return "overlap belongs to roles = specialized"
         if self.promote % 16 or self.promote < 0:
             return f"promote is a multiple of 16 elements, got {self.promote}"
         if self.store_columns and (self.block[1] % self.store_columns or self.store_columns % 16 or self.warps[1] > 1):

@@ -55,7 +55,7 @@ SCALARS = (
     "order",
     "masks",
 )
-COUNTS_FROM_ZERO = ("delay", "prefetch", "persistent", "splits", "opt_level", "store_columns", "stagger", "lazy")
+COUNTS_FROM_ZERO = ("delay", "prefetch", "persistent", "splits", "opt_level", "store_columns", "stagger", "lazy", "overlap")
 """Fields for which 0 is a choice: their options are unset at -1."""
 
 
@@ -100,6 +100,7 @@ class AssignSchedule(ModulePass):
     store_columns: int = -1
     stagger: int = -1
     lazy: int = -1
+    overlap: int = -1
 
     def apply(self, ctx: Context, op: ModuleOp) -> None:
         target = get_target(self.target)

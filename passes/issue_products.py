@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from xdsl.context import Context
@@ -30,10 +31,10 @@ class IssueProducts(ModulePass):
     those of `m16n8k16` do. So fragments stay what they are; only how products are executed changes.
 
     Guarantees: operand b is read in place, a in place or, where it was computed, from registers. The products of a block
-    that follow each other, with nothing but the loads of their operands between, are one group: `mma.fence`, an
-    `mma.issue` each, `mma.commit`, `mma.wait 0`. The wait stands before anything else that uses a sum and before the release
-    of a slot that a product reads, so sums in flight are touched by nothing (`mma.issue` verifies it). A product whose
-    operand b is not in shared memory (of a tile that is computed again) stays an `mma.mma`.
+    that follow each other are a group: `mma.fence`, an `mma.issue` each, `mma.commit`; a new one begins where a new sum does and
+    all others are whole. `mma.wait` stands before anything else that uses a group's sum, before the release of a slot that it
+    reads, and before other effects; newer groups stay pending. So sums in flight are touched by nothing (`mma.issue` verifies
+    it). A product whose operand b is not in shared memory (of a tile that is computed again) stays an `mma.mma`.
     Hybrid sums are an EmmyError, since their partial sums would be waited for one by one.
 
     Before:                                                 After:
@@ -65,36 +66,69 @@ class Group:
 
     sums: list[SSAValue] = field(default_factory=list[SSAValue])
     slots: set[SSAValue] = field(default_factory=set[SSAValue])
+    newest: Operation | None = None
+    committed: bool = False
 
     def touches(self, op: Operation) -> bool:
         """Whether an op may not run while the group does."""
         if isinstance(op, OPERANDS):
             return False
+        if isinstance(op, async_copy.ReleaseOp):
+            return op.slot in self.slots
         inside = {operand for inner in op.walk() for operand in inner.operands}
-        return not is_side_effect_free(op) or bool(inside & {*self.sums, *self.slots}) or isinstance(op, scf.YieldOp)
+        held = bool(inside & {*self.sums, *self.slots})
+        return held or not is_side_effect_free(op) or isinstance(op, scf.YieldOp)
 
 
 def issue_block(block: Block) -> None:
     """Rewrite the products of one block."""
-    group = Group()
+    heads, groups = heads_of(block), list[Group]()
     for op in list(block.ops):
         if isinstance(op, mma.MmaOp) and isinstance(op.b.owner, mma.LoadOp):
-            issue(op, group)
-        elif group.sums and group.touches(op):
-            wait(block, op, group)
-            group = Group()
-    assert not group.sums, "a block with products ends with an op that has an effect or yields"
+            if not groups or groups[-1].committed or op in heads:
+                commit(groups)
+                groups.append(Group())
+                Emitter(block, op, op)(mma.FenceOp())
+            issue(op, groups)
+            continue
+        touched = [number for number, group in enumerate(groups) if group.touches(op)]
+        if touched:
+            commit(groups)
+            finished, groups = groups[: touched[-1] + 1], groups[touched[-1] + 1 :]
+            wait(block, op, [value for group in finished for value in group.sums], len(groups))
+    assert not groups, "a block with products ends with an op that has an effect or yields"
 
 
-def issue(op: mma.MmaOp, group: Group) -> None:
-    """Begin a product."""
+def heads_of(block: Block) -> set[Operation]:
+    """Products that continue no sum, where all sums that were begun before are whole."""
+    products = [op for op in block.ops if isinstance(op, mma.MmaOp)]
+    last: dict[Operation, int] = {}
+    root: dict[Operation, Operation] = {}
+    for number, op in enumerate(products):
+        root[op] = root.get(op.c.owner, op) if isinstance(op.c.owner, Operation) else op
+        last[root[op]] = number
+    heads = [(number, op) for number, op in enumerate(products) if root[op] is op]
+    return {op for number, op in heads if all(last[products[n]] < number for n in range(number) if products[n] in last)}
+
+
+def commit(groups: list[Group]) -> None:
+    """End the newest group behind its last product, if there is one that goes on."""
+    if groups and not groups[-1].committed:
+        last = groups[-1].newest
+        block = None if last is None else last.parent_block()
+        assert last is not None
+        assert block is not None
+        Emitter(block, last, last.next_op)(mma.CommitOp())
+        groups[-1].committed = True
+
+
+def issue(op: mma.MmaOp, groups: list[Group]) -> None:
+    """Begin a product, in the newest group; an older group whose sum goes on here is waited for with it."""
     if op.accumulate is not None and op.accumulate.policy.data == "hybrid":
         raise EmmyError("atom = wgmma has no hybrid sums; use accumulate<f32>, or atom = m16n8k16", location_of(op))
-    block = op.parent_block()
+    block, group = op.parent_block(), groups[-1]
     assert block is not None
     emit = Emitter(block, op, op)
-    if not group.sums:
-        emit(mma.FenceOp())
     for number, operand in enumerate((op.a, op.b)):
         load = operand.owner
         if isinstance(load, mma.LoadOp):
@@ -102,9 +136,14 @@ def issue(op: mma.MmaOp, group: Group) -> None:
             op.operands[number] = in_place(load, op, emit)
     new = emit(mma.IssueOp(op.a, op.b, op.c))
     new.result.name_hint = op.result.name_hint
-    if op.c in group.sums:
-        group.sums.remove(op.c)
+    for older in [older for older in groups if op.c in older.sums]:
+        older.sums.remove(op.c)
+        if older is not group:
+            group.sums += older.sums
+            group.slots |= older.slots
+            groups.remove(older)
     group.sums.append(new.result)
+    group.newest = new
     op.result.replace_all_uses_with(new.result)
     op.detach()
     op.erase()
@@ -123,11 +162,10 @@ def in_place(load: mma.LoadOp, product: mma.MmaOp, emit: Emitter) -> SSAValue:
     return own.result
 
 
-def wait(block: Block, before: Operation, group: Group) -> None:
-    """End a group before an op: commit it, wait for it; what uses its sums from here on uses what the wait passes on."""
+def wait(block: Block, before: Operation, sums: Sequence[SSAValue], pending: int) -> None:
+    """Wait for sums before an op, with so many newer groups in flight; what uses them from here on uses what is passed on."""
     emit = Emitter(block, before, before)
-    emit(mma.CommitOp())
-    for value in group.sums:
-        waited = emit(mma.WaitOp(0, value))
+    for value in sums:
+        waited = emit(mma.WaitOp(pending, value))
         waited.result.name_hint = value.name_hint
         value.replace_uses_with_if(waited.result, lambda use, waited=waited: use.operation is not waited)
