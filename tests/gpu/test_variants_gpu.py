@@ -1,4 +1,4 @@
-"""Calls on a real device with tensors that lie anyhow: every variant of a product, and addresses that differ from call to call."""
+"""Calls on a real device with tensors that lie anyhow: every variant of a product, addresses that differ from call to call."""
 
 import pytest
 
