@@ -54,7 +54,7 @@ RANGES: dict[str, tuple[int, int]] = {
     "producer_warps": (1, 8),
     "persistent": (0, 1),
     "splits": (0, 32),
-    "stagger": (0, 2),
+    "stagger": (0, 1),
     "lazy": (0, 12),
     "overlap": (0, 1),
 }
@@ -87,8 +87,7 @@ class Schedule:
     masks: where iterations need them: `loops` of their own, or a `guard` in one loop (`split-masks`).
     opt_level: of ptxas.
     lazy: powers of two by which a running maximum may be passed before sums are rescaled; 0 rescales always.
-    stagger: 1 to compute a product's operand k-step by k-step, each under the product of the step before (`stagger-products`);
-    2 to place arithmetic between tensor instructions one by one as well (`interleave-products`).
+    stagger: 1 to compute a product's operand k-step by k-step, each under the product of the step before (`stagger-products`).
     overlap: 1 to put a product with a computed operand under the next iteration, where roles are apart (`overlap-products`).
     store_columns: columns of a result that are staged in shared memory at once, two such parts at a time; 0 for the whole tile.
     """
