@@ -146,7 +146,7 @@ def test_tokens_of_a_projection(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     [
         (["--suite", "gemm", "--variant", "a:stages"], "'a:stages' is no variant"),
         (["--suite", "gemm", "--variant", "a:stages=99"], "stages is from 1 to 16, got 99"),
-        (["--suite", "gemm", "--variant", "a:block=3"], "block is 3 numbers, got 3"),
+        (["--suite", "gemm", "--variant", "a:block=3"], "the schedule's block is 3 positive numbers, got 3"),
         (["--suite", "gemma4"], "of a checkout of Emmy, and "),
     ],
 )
