@@ -128,7 +128,16 @@ def _waves(op: MatmulOp | CompositeOp, schedule: Schedule, target: str) -> str:
     rows, columns = (-(-size // block) for size, block in zip(known, blocks, strict=True))
     ctas = rows * columns * prod(1 if size == DYNAMIC else size for size in batch)
     sms = get_target(target).sms
-    waves = -(-ctas // sms)
+    resident = _resident(schedule, target)
+    waves = -(-ctas // (sms * resident))
     assumed = f" (a ? size counts as {UNKNOWN_SIZE})" if DYNAMIC in (m, n) else ""
-    full = 100 * ctas / (waves * sms) if waves else 0
-    return f"{ctas} CTAs are {waves} wave{'s'[: waves != 1]} of {sms} SMs, {full:.0f} % full{assumed}"
+    full = 100 * ctas / (waves * sms * resident) if waves else 0
+    places = f"{sms} SMs" if resident == 1 else f"{resident} on each of {sms} SMs"
+    return f"{ctas} CTAs are {waves} wave{'s'[: waves != 1]} of {places}, {full:.0f} % full{assumed}"
+
+
+def _resident(schedule: Schedule, target: str) -> int:
+    """CTAs that an SM runs side by side, as far as the row of the table with this tile counts on it."""
+    tile_ = schedule.block, schedule.warps, schedule.atom
+    rows = (row for row in CANDIDATES[target] if (row.schedule.block, row.schedule.warps, row.schedule.atom) == tile_)
+    return next((row.resident for row in rows), 1)

@@ -611,7 +611,9 @@ class ConsumerHalf:
             position = self.position((shape[-1], 1))[:1]
         elif not is_matrix(tile_type(op.value)):
             got = "x".join(map(str, shape))
-            raise EmmyError(f"kernels store tiles of two dimensions, neither of them 1; got {got}", location_of(op))
+            remedy = "; make a tensor<Nxf16> of one dimension a tensor<1xNxf16>" if len(shape) == 1 else ""
+            message = f"kernels store tiles of two dimensions, neither of them 1; got {got}{remedy}"
+            raise EmmyError(message, location_of(op))
         indices = [self.values.get(index, index) for index in op.indices]
         out = self.plan.outbound.get(op)
         if out is None:

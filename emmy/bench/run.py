@@ -83,6 +83,10 @@ def run_cases(
         return line
 
     device = ask("device", {"do": "device"}, BRACKET_SECONDS, command=command)
+    if not device["ok"] and "No module named 'torch'" in str(device["message"]):
+        raise EmmyError(
+            "cases are checked and timed beside PyTorch, which this Python has not: install torch, or run one case with --one"
+        )
     if not device["ok"]:
         raise EmmyError(f"no CUDA device can be used: {device['message']}")
     for refused in load_refused(directory):

@@ -28,7 +28,11 @@ DEFAULT_SUITE = "gemm"
 
 def make_parser() -> argparse.ArgumentParser:
     """The command line of `emmy bench --suite`."""
-    parser = argparse.ArgumentParser(prog="emmy bench", description="Compile, check and time suites of kernels.")
+    parser = argparse.ArgumentParser(
+        prog="emmy bench",
+        description="Compile, check and time suites of kernels.",
+        epilog="emmy bench DIR checks and times artefacts that are compiled already; emmy bench DIR --help shows its options",
+    )
     add_arguments(parser)
     return parser
 

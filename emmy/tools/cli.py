@@ -77,7 +77,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run emmy on `argv` (default: the process's arguments); the exit code."""
     words = list(sys.argv[1:] if argv is None else argv)
     command = next((word for word in words if not word.startswith("-")), None)
-    if words[:1] == [BENCH[0]] and any(word.partition("=")[0] in COMPILED_BENCH for word in words):
+    helped = words[1:] in (["-h"], ["--help"])
+    if words[:1] == [BENCH[0]] and (helped or any(word.partition("=")[0] in COMPILED_BENCH for word in words)):
         from emmy.tools.bench_command import main as bench_suites
 
         return bench_suites(words[1:])

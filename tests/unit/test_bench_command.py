@@ -75,7 +75,7 @@ def test_one_go(gpu, tmp_path, capsys):
     assert lines[3]["settings"] == {"stages": 2, "delay": 0}
     table = (out / "table.md").read_text()
     assert "| `stages2-delay0` | 0.600 | 0.600 |" in table
-    assert "* `stages99-delay0` was not built: illegal schedule: stages is from 1 to" in table
+    assert "* `stages99-delay0` was not built: the schedule's stages is from 1 to" in table
     assert (out / "artefacts" / "peak" / "launch.json").is_file()
     assert "1 cases, 0 failed" in capsys.readouterr().out
     # The folder is in use now.

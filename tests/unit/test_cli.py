@@ -363,3 +363,16 @@ def test_write_file_keeps_the_old_file_on_errors(tmp_path: Path):
 
 def test_generated_pages_are_up_to_date():
     assert docs.outdated(ROOT) == [], "run: python -m emmy.tools.docs"
+
+
+def test_help_of_bench_tells_of_both_ways(capsys):
+    """Suites that are compiled first, and folders of artefacts; the options of those are under `bench DIR --help`."""
+    with pytest.raises(SystemExit) as left:
+        cli.main(["bench", "--help"])
+    assert left.value.code == 0
+    told = capsys.readouterr().out
+    assert "--suite" in told
+    assert "emmy bench DIR" in told
+    with pytest.raises(SystemExit):
+        cli.main(["bench", "DIR", "--help"])
+    assert "--one" in capsys.readouterr().out

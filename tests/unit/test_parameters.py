@@ -100,3 +100,17 @@ def test_load(path: object):
     with pytest.raises(EmmyError) as caught:
         emmy.load(path)
     one_sentence(caught)
+
+
+@pytest.mark.parametrize("size", ["1000", "?"])
+def test_results_of_one_dimension(size: str):
+    """They are refused with what would do."""
+    tensor = f"tensor<{size}xf32>"
+    head = f"func.func @f(%a: {tensor}) -> {tensor}"
+    text = f"{head} {{\n  %c = tensor_op.map neg %a : ({tensor}) -> {tensor}\n  func.return %c : {tensor}\n}}"
+    with pytest.raises(EmmyError) as caught:
+        emmy.compile(text, "sm_90a")
+    assert "make a tensor<Nxf16> of one dimension a tensor<1xNxf16>" in one_sentence(caught)
+    module = emmy.compile(text.replace("tensor<", "tensor<1x"), "sm_90a")
+    a = np.linspace(-1, 1, 1000, dtype=np.float32).reshape(1, 1000)
+    np.testing.assert_array_equal(module.f(a, device="emulator"), -a)
