@@ -179,7 +179,9 @@ def _check_types(op: Operation) -> None:
         if not integers and not isinstance(tensor.element_type, Float16Type | BFloat16Type | Float32Type):
             raise EmmyError(f"kernels work on f16, bf16 and f32 tensors, got {tensor}", location_of(op))
         if any(size > MAX_SIZE for size in tensor.get_shape()):
-            raise EmmyError(f"a dimension of {tensor} is over {MAX_SIZE}, the largest that is counted in 32 bits", location_of(op))
+            raise EmmyError(
+                f"a dimension of {tensor} is over {MAX_SIZE}, the largest that is counted in 32 bits", location_of(op)
+            )
         if not tensor.get_shape():
             raise EmmyError(f"kernels work on tensors of rank 1 and more, got {tensor}", location_of(op))
 
