@@ -156,9 +156,14 @@ def _refuse_unwanted(kernels: dict[str, KernelResources], messages: tuple[str, .
         code = _CODE.search(message)
         if code and code[0].strip("()") not in allow:
             raise EmmyError(f"ptxas reports {message}")
+    if "spills" not in allow:
+        refuse_spills(kernels)
+
+
+def refuse_spills(kernels: Mapping[str, KernelResources], most: Mapping[str, int] | None = None) -> None:
+    """Raise `EmmyError` for a kernel that spills more bytes (stored and loaded) than `most` has for it, by default any."""
     for name, kernel in kernels.items():
-        spilled = kernel.spill_store_bytes + kernel.spill_load_bytes
-        if spilled and "spills" not in allow:
+        if kernel.spill_store_bytes + kernel.spill_load_bytes > (most or {}).get(name, 0):
             raise EmmyError(
                 f"kernel '{name}' spills registers ({kernel.spill_store_bytes} bytes stored, "
                 f"{kernel.spill_load_bytes} loaded per thread) at {kernel.registers} registers; "

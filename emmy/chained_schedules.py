@@ -23,7 +23,6 @@ from emmy.schedules import (
 from emmy.targets import Target
 from emmy.variants import Variant
 
-
 EXCHANGED_BYTES = 32
 """Of a statistic of one row, that each of several warps beside each other writes: 8 values in f32."""
 
@@ -36,7 +35,8 @@ class Chain:
     element: `f16` or `bf16`. max_k: elements that either product sums in f16 at most, 0 if neither does.
     result_bytes: of one element of the result. tensors: bytes of an element of each further tensor of rows x keys.
     rows: of both products in each batch, None for what is known at run time only. page: keys that lie together, which a block
-    must divide; None for all. ragged: whether batches have different numbers of rows and keys.
+    must divide; None for all. ragged: whether batches have different numbers of rows and keys. ranged: whether rows see some of
+    the keys only, by their positions.
     """
 
     depth: int
@@ -48,11 +48,13 @@ class Chain:
     rows: int | None = None
     page: int | None = None
     ragged: bool = False
+    ranged: bool = False
 
 
 @dataclass(frozen=True)
 class ChainRow:
-    """A row of the table: the schedule of chains up to this depth and width and, if `rows` is given, of so few rows.
+    """A row of the table: the schedule of chains up to this depth and width; if `rows` is given, of so few rows; if `ranged` is,
+    of such chains. `f16_sums`: whether it has registers for a product that is summed in f16 first.
 
     The schedule's block[2] stands for the depth of the chain.
     """
@@ -60,6 +62,14 @@ class ChainRow:
     most: int
     schedule: Schedule
     rows: int | None = None
+    ranged: bool | None = None
+    f16_sums: bool = True
+
+    def fits(self, chain: Chain) -> bool:
+        """Whether the row is for a chain."""
+        few = self.rows is None or (chain.rows is not None and chain.rows <= self.rows)
+        alike = self.ranged in (None, chain.ranged) and (self.f16_sums or not chain.max_k)
+        return few and alike and max(chain.depth, chain.width) <= self.most
 
 
 def _row(most: int, block: tuple[int, int], warps: int, stages: int, across: int = 1, **fields: Any) -> ChainRow:
@@ -94,10 +104,34 @@ _SMALL_SHARED = (
     _row(256, (64, 32), 4, 1),
     _row(512, (16, 32), 1, 1, across=2),
 )
+
+
+def _apart(most: int, block: tuple[int, int], stages: int, ranged: bool, **fields: Any) -> ChainRow:
+    """A warpgroup that only copies and gives its registers to the 8 warps of the others."""
+    base: dict[str, Any] = {"roles": "specialized", "producer_regs": 24, "consumer_regs": 240, "lazy": 8}
+    return replace(_row(most, block, 8, stages, **base, **fields), ranged=ranged, f16_sums=False)
+
+
+# Measured on an H200 beside PyTorch's FA-2 (docs/measurements.md): 32 rows a warp at depths up to 128. Where the work of tiles
+# differs and a tile is little work, small ones that two CTAs of a multiprocessor share fill it best.
+_MEASURED = (
+    _apart(64, (256, 64), 2, False, prefetch=1),
+    replace(_row(64, (128, 64), 4, 2, transport="cp_async", prefetch=1), ranged=True, f16_sums=False),
+    _apart(128, (256, 64), 2, False, stagger=1, opt_level=1, spills=320),
+    _apart(128, (256, 64), 2, True, masks="guard", spills=320),
+    _apart(256, (128, 128), 1, False, stagger=1, store_columns=32, spills=32),
+    _apart(256, (128, 128), 1, True, stagger=1, store_columns=32, masks="guard"),
+)
 CHAINED_ROWS: dict[str, tuple[ChainRow, ...]] = {
     "sm_80": _LARGE_SHARED,
     "sm_89": _SMALL_SHARED,
-    "sm_90a": (*_LARGE_SHARED[:-1], _row(512, (64, 64), 2, 1, across=4, roles="specialized", prefetch=1, masks="guard")),
+    "sm_90a": (
+        *_LARGE_SHARED[:4],
+        *(replace(row, rows=row.schedule.block[0]) for row in _LARGE_SHARED[4:-1]),
+        *_MEASURED,
+        *_LARGE_SHARED[4:-1],
+        _row(512, (64, 64), 2, 1, across=4, roles="specialized", prefetch=1, masks="guard"),
+    ),
     "sm_120a": _SMALL_SHARED,
 }
 """Target name -> rows, those for few rows first, by growing depth; a chain takes the first that it fits, else the last."""
@@ -127,8 +161,7 @@ def table_row(target: Target, chain: Chain) -> tuple[int, ChainRow]:
     """The row for a chain, and its number from 1."""
     rows = CHAINED_ROWS[target.name]
     for number, row in enumerate(rows, 1):
-        few = row.rows is None or (chain.rows is not None and chain.rows <= row.rows)
-        if few and max(chain.depth, chain.width) <= row.most:
+        if row.fits(chain):
             return number, row
     return len(rows), rows[-1]
 
@@ -184,7 +217,9 @@ def problem_of_chain(schedule: Schedule, target: Target, chain: Chain) -> str | 
     if problem is not None:
         return problem
     if chain.width % (8 * schedule.warps[1]):
-        return f"{chain.width} columns of the second product do not split over {schedule.warps[1]} warps in multiples of 8"
+        return (
+            f"{chain.width} columns of the second product do not split over {schedule.warps[1]} warps in multiples of 8"
+        )
     if depth != chain.depth:
         return f"block[2] is the whole depth of the first product, {chain.depth}, got {depth}"
     if chain.page is not None and chain.page % schedule.block[1]:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from emmy import cache
 from emmy.artefact import Artefact, Image
-from emmy.assemble import Assembled, assemble, assemble_in_registers, find_tool
+from emmy.assemble import Assembled, assemble, assemble_in_registers, find_tool, refuse_spills
 from emmy.files import read_text
 from emmy.module import Module
 from emmy.options import Options
@@ -136,14 +136,20 @@ class CompiledModule(Module):
     def assembled(self) -> dict[str, Assembled]:
         """Each image assembled; at -O1 what spills at its schedule's level, unless the caller asked for a level.
 
-        Raises `EmmyError` without ptxas, and for ignored instructions and spills; but variants that take what the preferred
-        one does not may spill: they are there so that every call has an answer.
+        Raises `EmmyError` without ptxas, and for ignored instructions and spills, unless a schedule allows them; but variants
+        that take what the preferred one does not may spill: they are there so that every call has an answer.
         """
         run = assemble_in_registers if self.options.opt_level is None else assemble
         allow = frozenset({"spills"} if self.options.variants != (PREFERRED,) else ())
-        return {
-            image: run(self.image_ptx(image), self.target, level, allow) for image, (level, _) in self.images.items()
-        }
+        found: dict[str, Assembled] = {}
+        for image, (level, kernels) in self.images.items():
+            most = {name: self._portable.kernels[name].get("schedule", {}).get("spills", 0) for name in kernels}
+            if any(most.values()) and not allow:
+                found[image] = assemble(self.image_ptx(image), self.target, level, frozenset({"spills"}))
+                refuse_spills(found[image].kernels, most)
+            else:
+                found[image] = run(self.image_ptx(image), self.target, level, allow)
+        return found
 
     # ---- its artefacts -----------------------------------------------------------------------------------------------
 

@@ -54,6 +54,7 @@ RANGES: dict[str, tuple[int, int]] = {
     "producer_warps": (1, 8),
     "persistent": (0, 1),
     "splits": (0, 32),
+    "spills": (0, 1024),
     "stagger": (0, 1),
     "lazy": (0, 12),
     "overlap": (0, 1),
@@ -85,7 +86,7 @@ class Schedule:
     partials: what order the products of a partial have (`split-accumulation`); `auto` takes what registers suffice for.
     order: of tiles whose loops differ in length: as the grid numbers them, or the `heavy` ones first; `auto` is heavy.
     masks: where iterations need them: `loops` of their own, or a `guard` in one loop (`split-masks`).
-    opt_level: of ptxas.
+    opt_level: of ptxas. spills: bytes that it may spill (stored and loaded, of each thread); more are an error.
     lazy: powers of two by which a running maximum may be passed before sums are rescaled; 0 rescales always.
     stagger: 1 to compute a product's operand k-step by k-step, each under the product of the step before (`stagger-products`).
     overlap: 1 to put a product with a computed operand under the next iteration, where roles are apart (`overlap-products`).
@@ -117,6 +118,7 @@ class Schedule:
     order: str = "auto"
     masks: str = "loops"
     opt_level: int = 3
+    spills: int = 0
     stagger: int = 0
     lazy: int = 0
     overlap: int = 0

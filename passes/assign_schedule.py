@@ -55,7 +55,18 @@ SCALARS = (
     "order",
     "masks",
 )
-COUNTS_FROM_ZERO = ("delay", "prefetch", "persistent", "splits", "opt_level", "store_columns", "stagger", "lazy", "overlap")
+COUNTS_FROM_ZERO = (
+    "delay",
+    "prefetch",
+    "persistent",
+    "splits",
+    "opt_level",
+    "spills",
+    "store_columns",
+    "stagger",
+    "lazy",
+    "overlap",
+)
 """Fields for which 0 is a choice: their options are unset at -1."""
 
 
@@ -83,6 +94,7 @@ class AssignSchedule(ModulePass):
     consumer_regs: int = 0
     persistent: int = -1
     splits: int = -1
+    spills: int = -1
     raster: int = 0
     fragments: int = 0
     epilogue: str = ""

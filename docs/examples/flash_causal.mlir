@@ -1,5 +1,5 @@
 // Flash attention at level 2, as printed: softmax(0.125 * Q K^T, causal) V of 8 heads, 4096 queries and keys, head dimension 64.
-// From one tensor_op (docs/guide/level1.md): emmy-opt -p 'assign-schedule{target=sm_90a},lower-tensor-op'.
+// From one tensor_op (docs/guide/level1.md): emmy-opt -p 'assign-schedule{target=sm_80},lower-tensor-op'.
 builtin.module {
   func.func @flash_causal(%q: tensor<1x8x4096x64xf16>, %k: tensor<1x8x4096x64xf16>, %v: tensor<1x8x4096x64xf16>) -> tensor<1x8x4096x64xf16> {
     %o = tile.alloc[] : tensor<1x8x4096x64xf16>

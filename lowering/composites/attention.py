@@ -324,6 +324,7 @@ class AttentionOp(CompositeOp):
             self._rows(),
             None if self.table is None else tensor_type(self.k).get_shape()[2],
             self.starts_q is not None,
+            self.causal is not None or self.window is not None,
         )
 
     def _rows(self) -> int | None:

@@ -4,12 +4,14 @@ import pytest
 
 from emmy import assemble as assembler
 from emmy.assemble import (
+    KernelResources,
     assemble,
     assemble_in_registers,
     instruction_mix,
     main_loop_mix,
     occupancy,
     parse_report,
+    refuse_spills,
     resources,
     sass,
 )
@@ -198,3 +200,12 @@ def test_an_unknown_kernel_is_named():
 def test_occupancy(target, registers, threads, shared, expected):
     found = occupancy(TARGETS[target], registers, threads, shared)
     assert (found.blocks, found.warps, found.limited_by) == expected
+
+
+def test_a_budget_of_spills():
+    """What a schedule allows is not refused; one byte more is, with the kernel's name."""
+    used = {"k": KernelResources(168, 100, 60, 0, 0), "other": KernelResources(32, 0, 0, 0, 0)}
+    refuse_spills(used, {"k": 160})
+    for most in ({"k": 159}, {"other": 400}, None):
+        with pytest.raises(EmmyError, match=r"kernel 'k' spills registers \(100 bytes stored, 60 loaded per thread\)"):
+            refuse_spills(used, most)

@@ -1,4 +1,4 @@
-// RUN: emmy-opt %s -p 'assign-schedule{target=sm_90a},lower-tensor-op' | filecheck %s
+// RUN: emmy-opt %s -p 'assign-schedule{target=sm_80},lower-tensor-op' | filecheck %s
 // RUN: emmy-opt %s -p 'assign-schedule{target=sm_89}' | filecheck %s --check-prefix SMALL
 
 // Nothing is hidden: every block of keys, no compare, no select. The scale goes into the unit of the exponents.
