@@ -47,6 +47,7 @@ RANGES: dict[str, tuple[int, int]] = {
     "fragments": (1, 2),
     "delay": (0, 64),
     "prefetch": (0, 1),
+    "hold": (0, 1),
     "unroll": (1, 16),
     "opt_level": (0, 3),
     "store_columns": (0, 1024),
@@ -79,6 +80,7 @@ class Schedule:
     sites: where a unified kernel issues copies: after each wait, or once a loop body.
     delay: products of a loop body that stand before its copies: one a k-step, in hybrid sums one a slice and k-step.
     batches: how many the cp.async copies of a slot are issued in, spread over the tensor instructions up to the next wait.
+    hold: 1 to keep fragments of an operand that stays the same in the main loop in registers.
     prefetch: 1 to load the first fragments of the next slot before the last product of this one.
     unroll: steps of the main loop in one body; a multiple of the stages makes the slots of its rings known.
     promote: contraction elements per f16 partial; 0 takes the policy's max_k.
@@ -111,6 +113,7 @@ class Schedule:
     delay: int = 1
     batches: int = 1
     prefetch: int = 1
+    hold: int = 0
     unroll: int = 1
     promote: int = 0
     promotion: str = "auto"
@@ -503,22 +506,28 @@ _BY_THREADS = COPIES[1:]
 _APART = ("specialized",)
 _TOGETHER = ("unified",)
 
+# A partial that is longer than a k-tile of 64 is carried by the loop beside the sum: a warp tile of 64 x 64 then takes all 255
+# registers, and a few more wherever threads copy or roles have their share.
+_LONG_PARTIALS = tuple(
+    Spill((128, columns, 64), copies, roles, partial=128)
+    for columns in (128, 256)
+    for copies, roles in ((_BY_THREADS, ROLES), (("tma",), _APART))
+)
+
 SPILLS: dict[str, tuple[Spill, ...]] = {
-    "sm_80": (Spill((128, 128, 64), _BY_THREADS, _TOGETHER, partial=128),),
-    "sm_89": (
-        Spill((128, 128, 64), _BY_THREADS, _TOGETHER, partial=128),
-        Spill((128, 256, 32), ("narrow",), _TOGETHER),
-    ),
+    "sm_80": _LONG_PARTIALS,
+    "sm_89": (*_LONG_PARTIALS, Spill((128, 256, 32), ("narrow",), _TOGETHER)),
     # Of 12 warps, 4 of which copy, neither role has the registers that it needs, by a few bytes.
     "sm_90a": (
+        *_LONG_PARTIALS,
         Spill((128, 192, 64), _BY_THREADS, _APART),
         Spill((128, 256, 64), _BY_THREADS, _APART),
         Spill((128, 256, 64), ("tma",), _APART, partial=16),
         Spill((128, 256, 128), COPIES, _APART),
         Spill((128, 256, 128), _BY_THREADS, _TOGETHER),
-        Spill((128, 128, 64), _BY_THREADS, _TOGETHER, partial=128),
     ),
     "sm_120a": (
+        *_LONG_PARTIALS,
         Spill((128, 256, 32), _BY_THREADS, _APART),
         Spill((128, 256, 64), _BY_THREADS, _APART),
     ),
@@ -529,7 +538,7 @@ UNKNOWN_SIZE = 65536
 """What a `?` dimension counts as: large enough that full waves decide."""
 
 
-def _as_it_is(schedule: Schedule) -> Schedule:
+def as_it_is(schedule: Schedule) -> Schedule:
     return schedule
 
 
@@ -541,7 +550,7 @@ def choose_schedule(
     epilogue: Epilogue = Epilogue(),
     partial: int = 0,
     *,
-    asked: Callable[[Schedule], Schedule] = _as_it_is,
+    asked: Callable[[Schedule], Schedule] = as_it_is,
     wide: bool = True,
     f16_sums: bool = False,
     k: int | None = None,
