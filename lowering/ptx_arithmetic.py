@@ -8,7 +8,7 @@ from xdsl.dialects import arith
 from xdsl.dialects.builtin import i1
 from xdsl.ir import Operation, SSAValue
 
-from emmy.lowering.ptx_builder import Builder, Condition, Number
+from emmy.lowering.ptx_builder import Builder, Condition, Number, log2
 
 Build = Callable[[Builder, Number, Number], Number]
 
@@ -29,6 +29,40 @@ COMPARISONS: tuple[tuple[str, bool], ...] = (
 
 def _ceil_divide(b: Builder, x: Number, y: Number) -> Number:
     return b.divide(b.add(x, b.sub(y, 1)), y)
+
+
+def _divide_signed(b: Builder, x: Number, y: Number) -> Number:
+    """Rounded towards zero."""
+    if isinstance(x, int) and isinstance(y, int):
+        return abs(x) // y if x >= 0 else -(abs(x) // y)
+    shift = log2(y) if isinstance(y, int) else None
+    if shift is None:
+        return b.pure("div_s32", x, y)
+    if shift == 0:
+        return x
+    # A negative dividend is moved up by y - 1, so that the shift, which rounds down, rounds it up.
+    return b.pure("shr_s32", b.add(x, b.low_bits(b.pure("shr_s32", x, 31), (1 << shift) - 1)), shift)
+
+
+def _remainder_signed(b: Builder, x: Number, y: Number) -> Number:
+    """What `_divide_signed` leaves: it has the sign of x."""
+    return b.sub(x, b.mul(_divide_signed(b, x, y), y))
+
+
+def _floor_divide(b: Builder, x: Number, y: Number) -> Number:
+    """Rounded down."""
+    if isinstance(x, int) and isinstance(y, int):
+        return x // y
+    shift = log2(y) if isinstance(y, int) else None
+    if shift is not None:
+        return x if shift == 0 else b.pure("shr_s32", x, shift)
+    quotient = b.pure("div_s32", x, y)
+    return b.select(b.compare("lt", b.sub(x, b.mul(quotient, y)), 0), b.add(quotient, -1), quotient)
+
+
+def _ceil_divide_signed(b: Builder, x: Number, y: Number) -> Number:
+    """Rounded up."""
+    return b.sub(0, _floor_divide(b, b.sub(0, x), y))
 
 
 def _extremum(name: str) -> Build:
@@ -54,6 +88,12 @@ def _bitwise(name: str) -> Build:
     return build
 
 
+def _shift_signed(b: Builder, x: Number, y: Number) -> Number:
+    if isinstance(x, int) and isinstance(y, int):
+        return x >> y
+    return b.pure("shr_s32", x, y)
+
+
 def _as_condition(value: Number) -> Condition:
     return value if isinstance(value, SSAValue) else bool(value)
 
@@ -72,11 +112,12 @@ BINARY: dict[type[Operation], Build] = {
     arith.SubiOp: Builder.sub,
     arith.MuliOp: Builder.mul,
     arith.DivUIOp: Builder.divide,
-    arith.DivSIOp: Builder.divide,
+    arith.DivSIOp: _divide_signed,
+    arith.FloorDivSIOp: _floor_divide,
     arith.RemUIOp: Builder.remainder,
-    arith.RemSIOp: Builder.remainder,
+    arith.RemSIOp: _remainder_signed,
     arith.CeilDivUIOp: _ceil_divide,
-    arith.CeilDivSIOp: _ceil_divide,
+    arith.CeilDivSIOp: _ceil_divide_signed,
     arith.MinUIOp: _extremum("min_u32"),
     arith.MinSIOp: _extremum("min_s32"),
     arith.MaxUIOp: _extremum("max_u32"),
@@ -86,5 +127,6 @@ BINARY: dict[type[Operation], Build] = {
     arith.XOrIOp: _bitwise("xor"),
     arith.ShLIOp: _shift("shl_b32"),
     arith.ShRUIOp: _shift("shr_u32"),
+    arith.ShRSIOp: _shift_signed,
 }
-"""Arithmetic on two numbers. Index values are not negative, so signed and unsigned division agree."""
+"""Arithmetic on two numbers. Unsigned ones are not negative; divisors are positive."""
