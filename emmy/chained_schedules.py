@@ -108,8 +108,8 @@ _SMALL_SHARED = (
 
 def _apart(most: int, block: tuple[int, int], stages: int, ranged: bool, **fields: Any) -> ChainRow:
     """A warpgroup that only copies and gives its registers to the 8 warps of the others."""
-    base: dict[str, Any] = {"roles": "specialized", "producer_regs": 24, "consumer_regs": 240, "lazy": 8}
-    return replace(_row(most, block, 8, stages, **base, **fields), ranged=ranged, f16_sums=False)
+    base: dict[str, Any] = {"roles": "specialized", "producer_regs": 24, "consumer_regs": 240}
+    return replace(_row(most, block, 8, stages, **base, lazy=8, fragments=1, **fields), ranged=ranged, f16_sums=False)
 
 
 # Measured on an H200 beside PyTorch's FA-2 (docs/measurements.md): 32 rows a warp at depths up to 128. Where the work of tiles
