@@ -40,6 +40,8 @@ class ConsumerHalf:
     constants: dict[int, SSAValue] = field(default_factory=dict[int, SSAValue])
     offsets: dict[tuple[int, int], SSAValue] = field(default_factory=dict[tuple[int, int], SSAValue])
     carried: list[Ring | Outbound | End] = field(default_factory=list["Ring | Outbound | End"])
+    held: dict[tile.DotOp, list[SSAValue]] = field(default_factory=dict[tile.DotOp, list[SSAValue]])
+    """Fragments of operands a, by k-step, that were loaded before the loop."""
 
     def build(self, block: Block) -> None:
         """Fill the consumer's block."""
@@ -296,7 +298,9 @@ class ConsumerHalf:
         slot_b, field_b = self.slots[op.b]
         for step in range(k // atom.k):
             at = self.constant(step * atom.k)
-            if computed is not None:
+            if op in self.held:
+                fa = self.held[op][step]
+            elif computed is not None:
                 fa = emit.value(mma.SliceOp(computed, (0, step * atom.k), a_type))
             else:
                 slot_a, field_a = self.slots[op.a]
@@ -306,6 +310,23 @@ class ConsumerHalf:
         if exchange is not None:
             emit(async_copy.ReleaseOp(self.slots.pop(op.a)[0]))
         self.define(op.result, acc)
+
+    def hold(self, loop: scf.ForOp, emit: Emitter) -> None:
+        """Load the operands a that a loop's products take from outside of it, as a whole, before the loop."""
+        for op in loop.body.block.ops:
+            load = op.a.owner if isinstance(op, tile.DotOp) else None
+            if not isinstance(op, tile.DotOp) or not isinstance(load, tile.LoadOp) or load.parent is loop.body.block:
+                continue
+            a, ta = tile_type(op.a), op.transpose_a is not None
+            rows, depth = a.get_shape()[::-1] if ta else a.get_shape()
+            atom = self.atom(op, str(a.element_type), str(tile_type(op.acc).element_type))
+            type_ = mma.FragmentType.get((self.part(0, rows, atom.m, op), atom.k), a.element_type, "a", atom.name)
+            (slot, name), row = self.slots[op.a], self.offset(0, rows)
+            self.held[op] = []
+            for step in range(0, depth, atom.k):
+                at = [self.constant(step), row] if ta else [row, self.constant(step)]
+                fragment = emit.value(mma.LoadOp(slot, name, at, type_, ta))
+                self.held[op].append(hint(fragment, f"a{step // atom.k}"))
 
     def computed_operand(self, op: tile.DotOp, shape: tuple[int, int], atom: Atom, emit: Emitter) -> SSAValue:
         """Operand a of a dot that is no load: what warps hold as place c, converted to place a (with the cast before it)."""
@@ -365,6 +386,8 @@ class ConsumerHalf:
             self.define(arg, new)
         for ring, new in zip(self.carried, body.args[len(old.args) :], strict=True):
             self.cursors[ring] = hint(new, f"{ring.name}_cursor")
+        if self.plan.schedule.hold:
+            self.hold(op, emit)
         inner = emit.inside(body)
         for inside in old.ops:
             self.convert(inside, inner.at(inside))

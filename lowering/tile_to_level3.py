@@ -43,7 +43,8 @@ class LowerTile(ModulePass):
     * a tile value is a fragment of place c: rows split over warp axis 0, columns over axis 1, sizes of 1 held by all; what
       then belongs to whole rows passes through `internal` pipelines of one slot (`tile_exchange`); a
       `dot` is one `mma.mma` for each k-step of the atom, in order of k; a computed operand a is converted to place a, as
-      a whole, and cut into k-steps (no instruction: the layouts are equal);
+      a whole, and cut into k-steps (no instruction: the layouts are equal); with the schedule's `hold`, one that is loaded
+      outside of the loop around the `dot` is read before that loop, once;
     * a store goes through an outbound pipeline of one slot (two, for parts of `store_columns`) where the schedule's
       epilogue is `shared`, unless that is larger than both the loops' rings and the memory of a CTA (of `target`, by default
       of the smallest one): then, and with epilogue `direct`, it is `mma.store_global`, as it is for one row or column;

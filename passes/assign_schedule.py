@@ -58,6 +58,7 @@ SCALARS = (
 COUNTS_FROM_ZERO = (
     "delay",
     "prefetch",
+    "hold",
     "persistent",
     "splits",
     "opt_level",
@@ -102,6 +103,7 @@ class AssignSchedule(ModulePass):
     delay: int = -1
     batches: int = 0
     prefetch: int = -1
+    hold: int = -1
     unroll: int = 0
     promote: int = 0
     promotion: str = ""

@@ -157,6 +157,7 @@ FIELDS = st.fixed_dictionaries(
         "fragments": st.sampled_from((1, 2)),
         "delay": st.integers(0, 3),
         "prefetch": st.integers(0, 1),
+        "hold": st.integers(0, 1),
         "unroll": st.sampled_from((1, 1, 2)),
         "persistent": st.sampled_from((0, 0, 1)),
         "roles": st.sampled_from(MODES),
