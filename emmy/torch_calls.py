@@ -14,7 +14,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from emmy.artefact import row_major
 from emmy.device_arrays import TORCH_DTYPES
 from emmy.driver import stream_handle
 from emmy.tensor_guard import Guard, guard_of
@@ -35,12 +34,15 @@ def _never(*tensors: Any) -> bool:
 
 @dataclass(slots=True)
 class _Kept:
-    """A plan, and what to allocate for it: arguments of `torch.empty_strided` for results and then temporaries."""
+    """A plan, and what to allocate for it, results and then temporaries: a function that takes a size, and the size.
+
+    The function is `new_empty` of an empty tensor, which knows dtype and device: `torch.empty` would parse them each time.
+    """
 
     plan: Plan
     guard: Guard
     count: int  # tensors in the key
-    fresh: tuple[tuple[Any, Any, Any, Any], ...]
+    fresh: tuple[tuple[Callable[[Any], Any], Any], ...]
     results: int  # how many of `fresh` are results
 
 
@@ -60,7 +62,6 @@ class TorchCaller:
         self._current_context = module.runtime.driver.cuCtxGetCurrent
         self._context = int(module.runtime.context)
         self._current_stream: Callable[[int], int] = int
-        self._empty: Callable[..., Any] = list
 
     def forget(self) -> None:
         """Drop all plans: their kernels are unloaded."""
@@ -82,7 +83,7 @@ class TorchCaller:
         if not kept.fresh:
             self._launch(kept.plan, addresses, self._current_stream(self.device))
             return self._result(kept, tensors, ()) if type(out) in (list, tuple) else out
-        fresh = [self._empty(size, stride, dtype=dtype, device=on) for size, stride, dtype, on in kept.fresh]
+        fresh = [make(size) for make, size in kept.fresh]
         addresses += [tensor.data_ptr() for tensor in fresh]
         self._launch(kept.plan, addresses, self._current_stream(self.device))
         return self._result(kept, tensors, fresh)
@@ -128,12 +129,14 @@ class TorchCaller:
         # The private query costs a tenth of the public one's microsecond.
         raw = getattr(torch._C, "_cuda_getCurrentRawStream", None)
         self._current_stream = raw or (lambda device: torch.cuda.current_stream(device).cuda_stream)
-        self._empty = torch.empty_strided
         handle = self._current_stream(self.device) if stream is None else stream_handle(stream)
         plan = self.module.plan(self.entry, args, outs, handle)
         buffers = (*(plan.call.results if outs is None else ()), *plan.call.temporaries)
         fresh = tuple(
-            (torch.Size(b.shape), row_major(b.shape), getattr(torch, TORCH_DTYPES[b.dtype]), args[0].device)
+            (
+                torch.empty((0,), dtype=getattr(torch, TORCH_DTYPES[b.dtype]), device=args[0].device).new_empty,
+                torch.Size(b.shape),
+            )
             for b in buffers
         )
         tensors = (*args, *(outs or ()))
@@ -160,6 +163,6 @@ class TorchCaller:
             torch: Any = sys.modules["torch"]
             on_stream = torch.cuda.stream(torch.cuda.ExternalStream(handle, device=self.device))
         with on_stream:
-            fresh = [self._empty(size, stride, dtype=dtype, device=on) for size, stride, dtype, on in kept.fresh]
+            fresh = [make(size) for make, size in kept.fresh]
         self._launch(kept.plan, [tensor.data_ptr() for tensor in (*tensors, *fresh)], handle)
         return self._result(kept, tensors, fresh)
