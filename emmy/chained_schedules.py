@@ -36,7 +36,7 @@ class Chain:
     result_bytes: of one element of the result. tensors: bytes of an element of each further tensor of rows x keys.
     rows: of both products in each batch, None for what is known at run time only. page: keys that lie together, which a block
     must divide; None for all. ragged: whether batches have different numbers of rows and keys. ranged: whether rows see some of
-    the keys only, by their positions.
+    the keys only, by their positions. batches: how many pairs of products there are, None for what is known at run time only.
     """
 
     depth: int
@@ -49,12 +49,14 @@ class Chain:
     page: int | None = None
     ragged: bool = False
     ranged: bool = False
+    batches: int | None = None
 
 
 @dataclass(frozen=True)
 class ChainRow:
     """A row of the table: the schedule of chains up to this depth and width; if `rows` is given, of so few rows; if `ranged` is,
-    of such chains. `f16_sums`: whether it has registers for a product that is summed in f16 first.
+    of such chains; with `tiles`, of so many blocks of its rows at least, or of an unknown number. `f16_sums`: whether it has
+    registers for a product that is summed in f16 first.
 
     The schedule's block[2] stands for the depth of the chain.
     """
@@ -64,12 +66,15 @@ class ChainRow:
     rows: int | None = None
     ranged: bool | None = None
     f16_sums: bool = True
+    tiles: int = 0
 
     def fits(self, chain: Chain) -> bool:
         """Whether the row is for a chain."""
         few = self.rows is None or (chain.rows is not None and chain.rows <= self.rows)
         alike = self.ranged in (None, chain.ranged) and (self.f16_sums or not chain.max_k)
-        return few and alike and max(chain.depth, chain.width) <= self.most
+        known = chain.rows is not None and chain.batches is not None
+        enough = not known or (chain.batches or 0) * -(-(chain.rows or 0) // self.schedule.block[0]) >= self.tiles
+        return few and alike and enough and max(chain.depth, chain.width) <= self.most
 
 
 def _row(most: int, block: tuple[int, int], warps: int, stages: int, across: int = 1, **fields: Any) -> ChainRow:
@@ -113,9 +118,10 @@ def _apart(most: int, block: tuple[int, int], stages: int, ranged: bool, **field
 
 
 # Measured on an H200 beside PyTorch's FA-2 (docs/measurements.md): 32 rows a warp at depths up to 128. Where the work of tiles
-# differs and a tile is little work, small ones that two CTAs of a multiprocessor share fill it best.
+# differs and there are few of them, small ones that two CTAs of a multiprocessor share fill it best.
 _MEASURED = (
     _apart(64, (256, 64), 2, False, prefetch=1),
+    replace(_apart(64, (256, 64), 2, True, prefetch=1, masks="guard"), tiles=512),
     replace(_row(64, (128, 64), 4, 2, transport="cp_async", prefetch=1), ranged=True, f16_sums=False),
     _apart(128, (256, 64), 2, False, stagger=1, opt_level=1, spills=320),
     _apart(128, (256, 64), 2, True, masks="guard", spills=320),

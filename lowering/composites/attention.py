@@ -325,7 +325,13 @@ class AttentionOp(CompositeOp):
             None if self.table is None else tensor_type(self.k).get_shape()[2],
             self.starts_q is not None,
             self.causal is not None or self.window is not None,
+            self._batches(),
         )
+
+    def _batches(self) -> int | None:
+        """Pairs of a batch and a head, None for `?`."""
+        batch, heads = tensor_type(self.q).get_shape()[:2]
+        return None if DYNAMIC in (batch, heads) else batch * heads
 
     def _rows(self) -> int | None:
         """Rows of one key head, None for `?` and with lengths: those of one query's heads are packed."""
