@@ -27,7 +27,7 @@ chains = st.builds(
 )
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(chains, st.sampled_from(("unified", "specialized")), st.integers(0, 99), st.sampled_from((1.0, 4.0)))
 def test_the_branch_changes_no_bit(chain: Chain, mode: str, seed: int, spread: float):
     context, arguments = make_context(), chain.arguments(seed, spread)
@@ -43,7 +43,7 @@ def test_the_branch_changes_no_bit(chain: Chain, mode: str, seed: int, spread: f
         np.testing.assert_array_equal(before, after)
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=5, deadline=None)
 @given(chains, st.integers(0, 99), st.sampled_from((1.0, 4.0)))
 def test_the_branch_changes_no_bit_of_the_ptx(chain: Chain, seed: int, spread: float):
     arguments, results = chain.arguments(seed, spread), []

@@ -39,7 +39,7 @@ def close(got: list[np.ndarray], expected: list[np.ndarray]) -> None:
         np.testing.assert_allclose(one[seen].astype(np.float64), other[seen], rtol=2e-3, atol=2e-3)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(chains(), st.sampled_from(("unified", "specialized")), st.sampled_from(level3.LANDINGS), st.integers(0, 99))
 def test_level_3_computes_the_same(chain: Chain, mode: str, landing: str, seed: int):
     module, context, arguments = parse_module(chain.text(), "chain.mlir"), make_context(), chain.arguments(seed)
@@ -52,7 +52,7 @@ def test_level_3_computes_the_same(chain: Chain, mode: str, landing: str, seed: 
     close(level3.run_module(module, "f", arguments, landing, seed=seed), chain.reference(*arguments))
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=5, deadline=None)
 @given(chains(), st.sampled_from(("cp_async", "tma")), st.integers(0, 99))
 def test_ptx_computes_the_same(chain: Chain, transport: str, seed: int):
     if transport == "tma" and chain.bias:
