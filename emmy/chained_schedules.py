@@ -136,7 +136,7 @@ CHAINED_ROWS: dict[str, tuple[ChainRow, ...]] = {
         *(replace(row, rows=row.schedule.block[0]) for row in _LARGE_SHARED[4:-1]),
         *_MEASURED,
         *_LARGE_SHARED[4:-1],
-        _row(512, (64, 64), 2, 1, across=4, roles="specialized", prefetch=1, masks="guard"),
+        _row(512, (64, 64), 2, 1, across=4, roles="specialized", prefetch=1, masks="guard", spills=16),
     ),
     "sm_120a": _SMALL_SHARED,
 }
