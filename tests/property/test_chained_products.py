@@ -194,6 +194,15 @@ def test_transports_and_roles_give_the_same_bits(chain: Chain, policy: str, how:
         check_equal(results, found[0])
 
 
+@pytest.mark.parametrize(("roles", "masks"), [("unified", "loops"), ("specialized", "loops"), ("specialized", "guard")])
+def test_text_of_any_stage_compiles_to_the_same(roles: str, masks: str):
+    """No pass does its work twice."""
+    chain = Chain(rows=100, columns=100, causal=True, window=60).with_schedule(roles=roles, masks=masks)
+    module = emmy.compile(chain.text(), "sm_90a")
+    for stage in ("order-tiles", "lower-tile", "split-masks", "double-buffer-fragments", "lower-transport"):
+        assert emmy.compile(module.ir(stage), "sm_90a").ptx == module.ptx, stage
+
+
 # ---- where a loop is split ------------------------------------------------------------------------------------------
 
 
