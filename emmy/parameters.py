@@ -50,8 +50,10 @@ def check_fields(fields: Mapping[Any, Any]) -> None:
 
     0 and "" are no way of leaving a field to the table (as they are in the options of `assign-schedule`): leave it out.
     """
-    from emmy.schedules import CHOICES, RANGES, SCHEDULE_FIELDS
+    from emmy.atoms import ATOMS
+    from emmy.schedules import CHOICES, RANGES, SCHEDULE_FIELDS, WARPGROUP_ATOM
 
+    atoms = (*dict.fromkeys(atom.name for atom in ATOMS), WARPGROUP_ATOM)
     for name, value in fields.items():
         if name not in SCHEDULE_FIELDS:
             known = ", ".join(SCHEDULE_FIELDS)
@@ -63,9 +65,9 @@ def check_fields(fields: Mapping[Any, Any]) -> None:
             _check_grid(field, value, len(default))  # pyright: ignore[reportUnknownArgumentType]
         elif isinstance(default, str):
             check_kind(field, value, "word")
-            if not value or value not in CHOICES.get(name, (value,)):
-                choices = f"one of {', '.join(CHOICES[name])}" if name in CHOICES else "the name of an atom"
-                raise EmmyError(f"{field} is {choices}, got '{value}'")
+            choices = atoms if name == "atom" else CHOICES[name]
+            if value not in choices:
+                raise EmmyError(f"{field} is one of {', '.join(choices)}, got '{value}'")
         else:
             check_kind(field, value, "number")
             least, most = RANGES.get(name, (0, 1 << 31))

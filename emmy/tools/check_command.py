@@ -15,9 +15,10 @@ from emmy.ir import as_emmy_error, parse_module
 from emmy.pipelines import level_of
 from emmy.progress import Progress
 from emmy.tools.compare import compare, error_terms, is_exact_on_integers
-from emmy.tools.compile_command import add_compile_options
+from emmy.tools.compile_command import add_compile_options, print_remarks
 from emmy.tools.inputs import choose_entry, parse_shapes, random_arrays, resolve_shapes
 from emmy.tools.run_command import add_data_options
+from emmy.tools.schedule_option import parse_schedule
 
 Runner = Callable[[Sequence[Array]], list[Array]]
 
@@ -47,7 +48,11 @@ class Stage:
 
 def run(args: argparse.Namespace) -> int:
     """Run every level on both kinds of data; print a table; 1 if a level parts from the reference."""
-    module = compile(Path(args.file), args.target, accumulate=args.accumulate, opt_level=args.opt_level)
+    schedule = parse_schedule(args.schedule)
+    module = compile(
+        Path(args.file), args.target, accumulate=args.accumulate, schedule=schedule, opt_level=args.opt_level
+    )
+    print_remarks(module, schedule)
     entry = choose_entry(module.entries, args.entry)
     spec = module.portable_artefact.entry(entry)
     shapes = resolve_shapes(spec, parse_shapes(args.shape, spec))

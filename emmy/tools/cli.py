@@ -3,6 +3,7 @@
     emmy compile FILE [--target T] [-o out.ptx | out.cubin | out.mlir | DIR] [--dump-ir DIR] [--report]
     emmy run FILE [--device auto | cuda | emulator] [--random SEED] [--check] [--report]
     emmy check FILE                      run every level on the same inputs; name the first that differs
+    (of all three) --schedule 'block = [64, 64, 64], stages = 4'     what replaces the table's choice
     emmy bench DIR [--out FILE]          time artefacts on a GPU
     emmy bench --suite gemm [--peers cublas,triton] [--ablate FIELDS] [--out DIR]     compile and time suites of kernels
     emmy view layout | ir                a layout as SVG, all levels of a module as one HTML page

@@ -5,12 +5,15 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from emmy.assemble import require_tool
 from emmy.compiler import CompiledModule, compile
 from emmy.errors import EmmyError
 from emmy.files import write_file
+from emmy.tools.schedule_option import parse_schedule, schedule_remarks
 from emmy.variants import PREFERRED, VARIANTS, parse_variants
 
 
@@ -65,21 +68,29 @@ def add_compile_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--accumulate", metavar="POLICY", help="policy of products that state none: f32, f16, hybrid, ..."
     )
+    parser.add_argument(
+        "--schedule",
+        metavar="FIELDS",
+        help="fields of the schedule that replace the table's choice, as the IR spells them: "
+        "'block = [64, 64, 64], stages = 4'; what the text pins stays",
+    )
     parser.add_argument("--opt-level", type=int, metavar="N", help="optimisation level of ptxas, 0 to 3")
 
 
 def run(args: argparse.Namespace) -> int:
     """Compile and write what was asked for."""
+    schedule = parse_schedule(args.schedule)
     module = compile(
         Path(args.file),
         args.target,
         accumulate=args.accumulate,
+        schedule=schedule,
         dump_ir=args.dump_ir,
         opt_level=args.opt_level,
         entry=args.entry,
         variants=parse_variants(args.variants),
     )
-    print_remarks(module)
+    print_remarks(module, schedule)
     if args.output is not None:
         write_output(module, args.output, args.level)
     elif args.level or not args.report:
@@ -92,8 +103,10 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def print_remarks(module: CompiledModule) -> None:
+def print_remarks(module: CompiledModule, schedule: Mapping[str, Any] | None) -> None:
     """On stderr: what the compiler did otherwise than the options or the module asked, a line a kernel."""
+    for remark in schedule_remarks(module, schedule):
+        print(f"remark: {remark}", file=sys.stderr)
     for name, kernel in module.portable_artefact.kernels.items():
         if "remark" in kernel:
             print(f"remark: {name}: {kernel['remark']}", file=sys.stderr)

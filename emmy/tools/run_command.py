@@ -18,6 +18,7 @@ from emmy.progress import Progress
 from emmy.report import show_choice
 from emmy.tools.compile_command import add_compile_options, add_report_option, print_remarks, print_report
 from emmy.tools.inputs import choose_entry, flops, parse_shapes, random_arrays, resolve_shapes
+from emmy.tools.schedule_option import parse_schedule
 
 EMULATED_FLOPS_PER_SECOND = 5e7
 """Roughly what the emulator does, for the estimate that is printed before a long run."""
@@ -59,9 +60,12 @@ def add_data_options(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Compile, run, report."""
     start = time.perf_counter()
-    module = compile(Path(args.file), args.target, accumulate=args.accumulate, opt_level=args.opt_level)
+    schedule = parse_schedule(args.schedule)
+    module = compile(
+        Path(args.file), args.target, accumulate=args.accumulate, schedule=schedule, opt_level=args.opt_level
+    )
     seconds = time.perf_counter() - start
-    print_remarks(module)
+    print_remarks(module, schedule)
     entry = choose_entry(module.entries, args.entry)
     spec = module.portable_artefact.entry(entry)
     shapes = resolve_shapes(spec, parse_shapes(args.shape, spec))

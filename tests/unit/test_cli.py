@@ -79,6 +79,53 @@ def test_compile_prints_a_level(matmul: Path, capsys: pytest.CaptureFixture[str]
     assert "tile.dot" in out
 
 
+FREE = MATMUL.replace(" {emmy.schedule = #tile.schedule<block = [64, 64, 32], warps = [2, 1], stages = 2>}", "")
+PINNED = "block = [32, 64, 32], warps = [1, 2], stages = 2"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        PINNED,
+        "block=(32,64,32),warps=(1,2),stages=2",
+        f"<{PINNED}>",
+        f"schedule <{PINNED}>",
+        f"#tile.schedule<{PINNED}>",
+        f"emmy.schedule = #tile.schedule<{PINNED}>",
+    ],
+)
+def test_a_schedule_on_the_command_line(text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    path = tmp_path / "free.mlir"
+    path.write_text(FREE)
+    options = ("--target", "sm_80", "--schedule", text)
+    code, out, err = run(capsys, "compile", path, *options, "--level", "lower-tensor-op")
+    assert (code, err) == (0, "")
+    assert f"schedule <{PINNED}" in out
+
+
+def test_run_and_check_take_a_schedule(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    path = tmp_path / "free.mlir"
+    path.write_text(FREE)
+    options = ("--target", "sm_80", "--schedule", PINNED, *SMALL)
+    code, out, _ = run(capsys, "run", path, "--device", "emulator", *options, "--report", "json")
+    assert code == 0
+    assert '"stages": 2' in out
+    assert "block, warps, stages from options" in out
+    code, out, _ = run(capsys, "check", path, *options)
+    assert code == 0
+    assert "all levels agree" in out
+
+
+@pytest.mark.parametrize("command", ["compile", "run", "check"])
+def test_a_schedule_that_the_text_overrules_is_remarked(
+    command: str, matmul: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    data = () if command == "compile" else SMALL
+    code, _, err = run(capsys, command, matmul, "--target", "sm_80", "--schedule", "stages = 4", *data)
+    assert code == 0
+    assert err == "remark: mm_kernel: its schedule is pinned by the text, so --schedule changes nothing there\n"
+
+
 @pytest.mark.skipif(find_tool("ptxas") is None, reason="ptxas is not installed")
 def test_compile_writes_every_format(matmul: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     for name in ("out.ptx", "out.cubin", "out.mlir", "folder"):
@@ -108,6 +155,15 @@ def test_compile_writes_every_format(matmul: Path, tmp_path: Path, capsys: pytes
         (["--target", "sm_90"], "use 'sm_90a'"),
         (["--accumulate", "f17"], "no accumulation policy"),
         (["--entry", "nn"], "no function 'nn'"),
+        (["--schedule", "stages"], "--schedule cannot read 'stages'; write for example block = "),
+        (["--schedule", "stages = 2, block = [64, 64"], "--schedule cannot read 'block = [64, 64'; write"),
+        (["--schedule", "stages = 2 stages = 3"], "--schedule cannot read 'stages = 2 stages = 3'; write"),
+        (["--schedule", "stages = 2, stages = 3"], "--schedule gives the field 'stages' twice"),
+        (["--schedule", "stagse = 2"], "a schedule has no field 'stagse'; its fields are block, "),
+        (["--schedule", "stages = -1"], "the schedule's stages is from 1 to 16, got -1"),
+        (["--schedule", "block = 64"], "the schedule's block is 3 positive numbers, got 64"),
+        (["--schedule", "block = []"], "the schedule's block is 3 positive numbers, got ()"),
+        (["--schedule", "atom = m8n8k4"], "the schedule's atom is one of m16n8k16, m16n8k8, wgmma, got 'm8n8k4'"),
         (["-o", "out.cubin", "--opt-level", "7"], "optimisation level 7"),
         (["--dump-ir", "mm.mlir"], "cannot create"),
     ],
