@@ -114,6 +114,7 @@ _ARITHMETIC: tuple[tuple[str, str, str], ...] = (
     ("ex2.approx.ftz.f32", "f", "f"),
     ("lg2.approx.ftz.f32", "f", "f"),
     ("rcp.approx.f32", "f", "f"),
+    ("rcp.approx.ftz.f32", "f", "f"),
     ("sqrt.approx.f32", "f", "f"),
     ("rsqrt.approx.f32", "f", "f"),
     ("tanh.approx.f32", "f", "f"),

@@ -29,7 +29,7 @@ from xdsl.ir import Block, Operation, Region, SSAValue
 from xdsl.passes import ModulePass
 
 from emmy.dialects import async_copy, mma, tile
-from emmy.dialects.ptx import KernelOp
+from emmy.dialects.ptx import ConstantOp, Instruction, KernelOp
 from emmy.errors import EmmyError
 from emmy.locations import location_of
 from emmy.lowering.ptx_addresses import ANYWHERE, SharedAddresses, make_view, parameter_kinds
@@ -98,6 +98,18 @@ def roles_of(kernel: tile.KernelOp) -> list[async_copy.RoleOp]:
     return roles
 
 
+def drop_unused(block: Block) -> None:
+    """Remove arithmetic that nothing reads: of some elements only the known part is needed, or a product of their factors."""
+    for op in reversed(list(block.ops)):
+        for region in op.regions:
+            for inner in region.blocks:
+                drop_unused(inner)
+        pure = isinstance(op, ConstantOp) or (isinstance(op, Instruction) and op.row.pure)
+        if pure and not any(result.first_use for result in op.results):
+            op.detach()
+            op.erase()
+
+
 def holds_only(op: scf.IfOp, kind: type[Operation]) -> bool:
     """Are events of a kind all that an if does?
 
@@ -140,6 +152,7 @@ class KernelLowering(EventLowering):
                 self.convert(op)
         self.begin_barriers(self.kernel)
         self.dispatch(self.roles, 0)
+        drop_unused(self.block)
         shared_bytes = cast(IntegerAttr | None, self.kernel.attributes.get(SHARED_BYTES))
         new = KernelOp(
             self.kernel.sym_name.data,

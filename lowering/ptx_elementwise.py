@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import cast
 
-from xdsl.dialects.builtin import f32
+from xdsl.dialects.builtin import FloatAttr, f32
 from xdsl.ir import SSAValue
 
+from emmy.dialects.ptx import ConstantOp, Instruction
 from emmy.lowering.ptx_builder import Builder, Number
 
 Function = Callable[..., SSAValue]
@@ -39,6 +41,10 @@ def _number(b: Builder, value: float) -> SSAValue:
 
 
 def _scaled(b: Builder, x: SSAValue, factor: float) -> SSAValue:
+    """x * factor; where x is a product with a number already, with one factor for both."""
+    made = x.owner
+    if isinstance(made, Instruction) and made.row.name == "mul_f32" and isinstance(made.operands[1].owner, ConstantOp):
+        x, factor = made.operands[0], factor * cast(FloatAttr, made.operands[1].owner.value).value.data
     return b.pure("mul_f32", x, _number(b, factor))
 
 
@@ -47,9 +53,9 @@ def _exp(b: Builder, x: SSAValue) -> SSAValue:
 
 
 def _over_one_plus_exp2(b: Builder, numerator: SSAValue, exponent: SSAValue) -> SSAValue:
-    """numerator / (1 + 2^exponent)"""
+    """numerator / (1 + 2^exponent); the divisor is not below 1, and a reciprocal below 2^-126 is as good as 0."""
     below = b.pure("add_f32", b.pure("ex2_approx_ftz_f32", exponent), _number(b, 1.0))
-    return b.pure("mul_f32", numerator, b.pure("rcp_approx_f32", below))
+    return b.pure("mul_f32", numerator, b.pure("rcp_approx_ftz_f32", below))
 
 
 def _silu(b: Builder, x: SSAValue) -> SSAValue:

@@ -228,3 +228,15 @@ def test_what_has_no_instruction_is_refused(name: str):
     body, message = REFUSED[name]
     with pytest.raises((EmmyError), match=message):
         kernel(body)
+
+
+def test_a_scaled_tanh_has_one_factor_and_no_care_for_subnormal_numbers():
+    body = f"""
+      %third = arith.constant 0.333 : f32
+      %z = mma.map mul %x, %third : ({F}, f32) -> {F}
+      %y = mma.map tanh %z : ({F}) -> {F}
+      {store("y")}"""
+    out, _, _, text = run(body, 10 * A)
+    np.testing.assert_allclose(out, np.tanh(0.333 * 10 * A.astype(np.float64)), rtol=3e-6, atol=5e-7)
+    assert text.count("mul.f32") == 2 * ROWS * COLUMNS // 32  # into the exponent, and twice the quotient
+    assert text.count("rcp.approx.ftz.f32") == ROWS * COLUMNS // 32
