@@ -180,8 +180,11 @@ def variant_schedule(variant: Variant, schedule: Schedule) -> Schedule:
 
 
 def combine_schedule(width: int, whole: bool) -> Schedule:
-    """Of the kernel that combines splits; `whole`: whether a CTA has whole rows of `width` columns."""
-    columns = -(-width // 64) * 64 if whole else 64
+    """Of the kernel that combines splits; `whole`: whether a CTA has whole rows of `width` columns.
+
+    Its loop is a chain of waits and little work for each split: one warp, whose barriers cost least, many splits on their way.
+    """
+    columns = max(-(-width // 64) * 64, 64) if whole else 32
     return Schedule(
         block=(16, columns, 16), warps=(1, 4), stages=4 if columns <= 128 else 2, raster=1, delay=0, prefetch=0
     )
