@@ -186,7 +186,12 @@ def combine_schedule(width: int, whole: bool) -> Schedule:
     """
     columns = max(-(-width // 64) * 64, 64) if whole else 32
     return Schedule(
-        block=(16, columns, 16), warps=(1, 4), stages=4 if columns <= 128 else 2, raster=1, delay=0, prefetch=0
+        block=(16, columns, 16),
+        warps=(1, 4 if columns > 128 else 1),
+        stages=8 if columns <= 128 else 2,
+        raster=1,
+        delay=0,
+        prefetch=0,
     )
 
 
