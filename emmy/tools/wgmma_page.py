@@ -6,9 +6,12 @@ import html
 from pathlib import Path
 
 from emmy.compiler import compile
+from emmy.tools.schedule_option import parse_schedule
 
 EXAMPLE = "docs/examples/matmul.mlir"
 TARGET = "sm_90a"
+SCHEDULE = "atom = wgmma, block = [64, 64, 64], warps = [4, 1], stages = 4, fragments = 1"
+"""All that the page shows, so that another choice of the table does not change it."""
 
 TEXT = """
 # From `mma.sync` to `wgmma`
@@ -17,7 +20,7 @@ On Hopper four warps, a warpgroup, can issue one product together: 64 rows, up t
 memory where they lie. In Emmy that is one rewrite of level 3, `issue-products`, and one word of the schedule:
 
 ```sh
-emmy compile {example} --target {target} --schedule "atom = wgmma, block = [64, 64, 64], warps = [4, 1]" -o q.cubin
+emmy compile {example} --target {target} --schedule "{schedule}"
 ```
 
 A warp's share of such a product is 16 rows of all columns, and lies in its registers exactly as the accumulator of
@@ -25,7 +28,8 @@ A warp's share of such a product is 16 rows of all columns, and lies in its regi
 a product is executed changes. It is begun (`mma.issue`), committed in groups, and waited for, and `mma.wait` hands its sums
 on: no op can name a sum that is in flight. A computed operand (the probabilities of attention) stays in registers.
 
-On this target the schedule table prefers `wgmma`; `atom = m16n8k16` asks for `mma.sync`.
+On this target the schedule table prefers `wgmma`; `--schedule "atom = m16n8k16"` asks for `mma.sync`. What a kernel took, and
+why, is what `--report` says. Attention takes `wgmma` by the same word.
 
 ## The consumer's loop, before and after
 
@@ -51,13 +55,12 @@ the operand, and the slot, in units of 16 bytes.
 
 def wgmma_page(notice: str, root: Path) -> str:
     """The page, after a line that says what made it."""
-    module = compile(
-        root / EXAMPLE, TARGET, schedule={"atom": "wgmma", "block": (64, 64, 64), "warps": (4, 1), "fragments": 1}
-    )
+    module = compile(root / EXAMPLE, TARGET, schedule=parse_schedule(SCHEDULE))
     before, after = (consumer_loop(module.ir(name)) for name in ("double-buffer-fragments", "issue-products"))
     return notice + TEXT.format(
         example=EXAMPLE,
         target=TARGET,
+        schedule=SCHEDULE,
         before=html.escape(before),
         after=html.escape(after),
         ptx=main_loop(module.ptx),
