@@ -126,7 +126,7 @@ func.func @deep(%q: tensor<1x8x512x256xbf16>) -> (tensor<1x8x512x256xbf16>, tens
 // CHECK-NEXT:     %part_totals = tile.alloc[%splits] : tensor<1x2x?x4xf32>
 // CHECK:          tile.launch @decode_kernel[%ctas] (%q_1, %k, %v, %part_sums, %part_tops, %part_totals)
 // CHECK:          %part_tops_1 = tile.reshape %part_tops : tensor<1x2x?x4xf32> to tensor<1x2x?x4x1xf32>
-// CHECK:          tile.launch @decode_kernel_combine[%c4] (%part_sums, %part_tops_1, %part_totals_1, %o_1)
+// CHECK:          tile.launch @decode_kernel_combine[%c8] (%part_sums, %part_tops_1, %part_totals_1, %o_1)
 // CHECK:        tile.kernel @decode_kernel
 // CHECK-SAME:     block = [16, 64, 128], warps = [1, 1], stages = 2, splits = 3
 // CHECK:          %b, %h, %x, %m = tile.grid [%c1 by 1, %c2 by 1, %splits by 1, %c4 by 16]
