@@ -63,6 +63,7 @@ class LoweredValues:
         fixed: the loop comes back to the same slot, which is known; what then changes is a cursor's phase.
         """
         found = self.values[value]
+        assert not isinstance(found, InPlace)
         if isinstance(found, list):
             return found
         if isinstance(found, tuple):
