@@ -51,6 +51,14 @@ WHOLE = (
   %bad = mma.any_nonfinite %d : {F}
   %seen = mma.map ge %f, %f : ({F}, {F}) -> {SEEN}
   %some = mma.any %seen : {SEEN}
+  %rows = mma.slice %a at [16, 0] : {A} -> {fragment("16x16", place="a")}
+  %place = mma.load %s["a"][%z, %z] in_place : {READ} -> {fragment("64x16", place="b")}
+  %start = mma.fill 0.0 : f32 : {fragment("16x64", "f32")}
+  mma.fence
+  %flying = mma.issue %rows, %place, %start
+    : ({fragment("16x16", place="a")}, {fragment("64x16", place="b")}) -> {fragment("16x64", "f32")}
+  mma.commit
+  %there = mma.wait 0 %flying : {fragment("16x64", "f32")}
   mma.store %h -> %o["c"][%z, %z] : {C} -> !async_copy.slot<@out, fill>
   mma.store_global %f -> %w[%z, %z, %z] : {F} -> !tile.view<2x64x64xf32>
 }}
