@@ -194,6 +194,17 @@ def test_transports_and_roles_give_the_same_bits(chain: Chain, policy: str, how:
         check_equal(results, found[0])
 
 
+def test_a_held_operand_is_read_before_the_loop():
+    """Each k-step once; without `hold` in every iteration."""
+    for hold in (0, 1):
+        halves = apply(read(Chain(depth=48).with_schedule(hold=hold).text()), LowerTile())
+        consumer = next(op for op in halves.walk() if op.name == "async_copy.consumer")
+        loop = next(op for op in consumer.body.block.ops if isinstance(op, scf.ForOp))
+        of_q = [op for op in consumer.walk() if isinstance(op, mma.LoadOp) and op.field.data == "q"]
+        assert len(of_q) == 3
+        assert [op.parent_op() for op in of_q] == [consumer if hold else loop] * 3
+
+
 @pytest.mark.parametrize(("roles", "masks"), [("unified", "loops"), ("specialized", "loops"), ("specialized", "guard")])
 def test_text_of_any_stage_compiles_to_the_same(roles: str, masks: str):
     """No pass does its work twice."""
