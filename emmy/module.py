@@ -9,9 +9,9 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
-from emmy.artefact import Artefact, Image, run_on_emulator
+from emmy.artefact import Array, Artefact, Image, numpy_info, run_on_emulator
 from emmy.errors import EmmyError
 from emmy.parameters import check_kind
 
@@ -67,10 +67,13 @@ class Module:
 
     def __getattr__(self, name: str) -> Entry:
         if name.startswith("_") or name not in self.entries:
-            raise AttributeError(f"the module has no function '{name}'")
+            raise AttributeError(f"the module has no function '{name}'; it has {', '.join(self.entries) or 'none'}")
         entry = self[name]
         self.__dict__[name] = entry  # found without this method from now on
         return entry
+
+    def __repr__(self) -> str:
+        return f"<Emmy module of {', '.join(self.entries) or 'no functions'} for {self.target}>"
 
     def __dir__(self) -> list[str]:
         return [*super().__dir__(), *self.entries]
@@ -101,6 +104,26 @@ class Entry:
                 if call is not None:
                     return call(args, out, stream)
         return self._first_call(args, device, stream, out)
+
+    def choice(self, *args: Any) -> list[str]:
+        """Which kernels a call with these arguments runs, a line each, and why not those preferred to them. Runs nothing.
+
+        `args` as in a call, taken as they lie: NumPy arrays as the emulator does, others as the GPU that they are on does.
+        """
+        import numpy as np
+
+        from emmy.device_arrays import read_device_array
+        from emmy.report import show_choice
+
+        names = [argument["name"] for argument in self.module.portable_artefact.entry(self.name)["arguments"]]
+        names += [str(position) for position in range(len(names), len(args))]
+        infos = [
+            numpy_info(cast(Array, array), placed=True)
+            if isinstance(array, np.ndarray)
+            else read_device_array(array, name, 0).info
+            for array, name in zip(args, names, strict=False)
+        ]
+        return show_choice(self.module.portable_artefact.bind(self.name, infos))
 
     def __repr__(self) -> str:
         return f"<Emmy function {self.name} for {self.module.target}>"

@@ -64,6 +64,23 @@ def test_an_artefact_is_called_without_the_compiler(module: CompiledModule, tmp_
     assert np.array_equal(np.load(tmp_path / "c.npy"), a.astype(np.float64) @ b.astype(np.float64).T)
 
 
+def test_a_function_says_which_kernel_a_call_takes(module: CompiledModule):
+    a, b = integers(64, 64), integers(192, 64)
+    assert module.mm.choice(a, b) == ["mm_kernel"]
+    wide = np.zeros((64, 72), np.float16)[:, :64]
+    (line,) = module.mm.choice(wide, b)
+    assert line.startswith(
+        "mm_kernel_rows16, not mm_kernel: argument 'a' has strides (72, 1) (in elements); expected (64, 1)"
+    )
+    with pytest.raises(EmmyError, match="'a' has shape"):
+        module.mm.choice(a[:, :32], b)
+    with pytest.raises(EmmyError, match="argument 'b' is a list; expected an array"):
+        module.mm.choice(a, [1])
+    for arguments in ((a,), (a, b, a)):
+        with pytest.raises(EmmyError, match="given; expected 2: a, b"):
+            module.mm.choice(*arguments)
+
+
 def test_a_loaded_module_is_called_like_a_compiled_one(module: CompiledModule, tmp_path: Path):
     module.artefact.save(tmp_path / "mm")
     loaded = emmy.load(tmp_path / "mm")
@@ -78,7 +95,8 @@ def test_a_loaded_module_is_called_like_a_compiled_one(module: CompiledModule, t
         loaded.mm(a, b, device="emulator", stream=1)
     with pytest.raises(EmmyError, match="'a' has shape"):
         loaded.mm(a[:, :32], b, device="emulator")
-    with pytest.raises(AttributeError, match="no function 'nn'"):
+    assert repr(loaded) == "<Emmy module of mm for sm_90a>"
+    with pytest.raises(AttributeError, match="no function 'nn'; it has mm"):
         _ = loaded.nn
     with pytest.raises(EmmyError, match="no entry 'nn'; it has mm"):
         _ = loaded["nn"]
