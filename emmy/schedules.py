@@ -506,28 +506,22 @@ _BY_THREADS = COPIES[1:]
 _APART = ("specialized",)
 _TOGETHER = ("unified",)
 
-# A partial that is longer than a k-tile of 64 is carried by the loop beside the sum: a warp tile of 64 x 64 then takes all 255
-# registers, and a few more wherever threads copy or roles have their share.
-_LONG_PARTIALS = tuple(
-    Spill((128, columns, 64), copies, roles, partial=128)
-    for columns in (128, 256)
-    for copies, roles in ((_BY_THREADS, ROLES), (("tma",), _APART))
-)
-
 SPILLS: dict[str, tuple[Spill, ...]] = {
-    "sm_80": _LONG_PARTIALS,
-    "sm_89": (*_LONG_PARTIALS, Spill((128, 256, 32), ("narrow",), _TOGETHER)),
+    "sm_80": (Spill((128, 128, 64), _BY_THREADS, _TOGETHER, partial=128),),
+    "sm_89": (
+        Spill((128, 128, 64), _BY_THREADS, _TOGETHER, partial=128),
+        Spill((128, 256, 32), ("narrow",), _TOGETHER),
+    ),
     # Of 12 warps, 4 of which copy, neither role has the registers that it needs, by a few bytes.
     "sm_90a": (
-        *_LONG_PARTIALS,
         Spill((128, 192, 64), _BY_THREADS, _APART),
         Spill((128, 256, 64), _BY_THREADS, _APART),
         Spill((128, 256, 64), ("tma",), _APART, partial=16),
         Spill((128, 256, 128), COPIES, _APART),
         Spill((128, 256, 128), _BY_THREADS, _TOGETHER),
+        Spill((128, 128, 64), _BY_THREADS, _TOGETHER, partial=128),
     ),
     "sm_120a": (
-        *_LONG_PARTIALS,
         Spill((128, 256, 32), _BY_THREADS, _APART),
         Spill((128, 256, 64), _BY_THREADS, _APART),
     ),

@@ -2,7 +2,8 @@
 
 Code is structured (`scf.for`, `scf.if`), so a walk in text order numbers it, and the positions between which a value is live
 are a few intervals: from its definition to its last use, or to the end of the outermost loop that uses it and does not
-define it; but of the two regions of an if only one is run. Values whose intervals are disjoint may share a register.
+define it; but of the two regions of an if only one is run (`find_holes`). Values whose intervals are disjoint may share a
+register.
 
 A loop's argument and its result must share; all else is a wish, granted where no interval overlaps: initial and yielded
 value with the loop's argument, the yields of an if with its result, the accumulators that go into an `mma` with those that
@@ -20,7 +21,9 @@ from xdsl.dialects.builtin import f32, i1, i16, i32, i64
 from xdsl.dialects.scf import ForOp, IfOp, YieldOp
 from xdsl.ir import Attribute, Block, SSAValue
 
+from emmy.atoms import ATOMS
 from emmy.dialects.ptx import CommentOp, ConstantOp, Instruction
+from emmy.dialects.ptx_table import mma_name
 from emmy.errors import EmmyError
 from emmy.locations import location_of
 
@@ -30,6 +33,9 @@ PREFIXES: dict[Attribute, str] = {i1: "%p", i16: "%h", i32: "%r", i64: "%rd", f3
 # An op at number n reads the values of a false predicate (or those that it changes in place) first, then writes what is tied
 # to them, then reads its operands, then writes its results.
 STEP, EARLY_READ, EARLY_WRITE, READ, WRITE = 4, 0, 1, 2, 3
+
+HALF_SUMS = frozenset(mma_name(atom) for atom in ATOMS if not atom.asynchronous and atom.accumulator_dtype == "f16")
+"""The tensor instructions that sum in f16."""
 
 Interval = tuple[int, int]
 
@@ -42,6 +48,7 @@ class Liveness:
     """Live intervals and wishes, gathered by one walk."""
 
     next: int = 1
+    half_sums: bool = False
     loops: list[list[SSAValue]] = field(default_factory=list[list[SSAValue]])
     depth: dict[SSAValue, int] = field(default_factory=dict[SSAValue, int])
     start: dict[SSAValue, int] = field(default_factory=dict[SSAValue, int])
@@ -98,6 +105,7 @@ class Liveness:
     def instruction(self, op: Instruction, position: int) -> None:
         """An instruction; a predicated one overwrites the values that stand for its results where the predicate is false."""
         operands = op.operands
+        self.half_sums |= op.row.name in HALF_SUMS
         count = len(op.row.operands)
         if len(operands) > count and op.results:
             otherwise = operands[count + 1 :]
@@ -168,7 +176,13 @@ class Liveness:
             self.extra[result] = yields[0] + WRITE
 
     def find_holes(self) -> None:
-        """What only the second region of an if reads further on is not live in the first one after its last use there."""
+        """What only the second region of an if reads further on is not live in the first one after its last use there.
+
+        Kernels that sum in f16 are left out: partial sums and those that promotions in a branch add them to fill the
+        registers, and ptxas spills (8 to 28 bytes of 255 registers, 13.0) where the text has the branch change them in place.
+        """
+        if self.half_sums:
+            return
         for position, first, begin, second, end in self.alternatives:
             for value in second:
                 if self.start[value] < position and self.end[value] <= end:

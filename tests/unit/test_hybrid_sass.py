@@ -60,7 +60,7 @@ def test_the_default_policy_against_f32(target: str, promotion: str):
     cycles, others = per_product(build(target, "hybrid, max_k = 64", promotion=promotion)[1])
     assert cycles == {"convert": 16, "identity": 20}[promotion]
     assert others <= 3.0
-    assert per_product(build(target, "f32")[1])[0] / cycles >= 1.6
+    assert per_product(build(target, "f32", atom="m16n8k16")[1])[0] / cycles >= 1.6
 
 
 @pytest.mark.parametrize("target", TARGETS)
