@@ -165,6 +165,8 @@ class _Lowering:
         self.fillers = {ring: role for role in self.roles for ring in _rings(role, ac.AcquireOp)}
         self.readers = {ring: role for role in self.roles for ring in _rings(role, ac.WaitOp)}
         self.ways = {ring: self._way(ring, op) for ring, op in self.pipelines.items()}
+        loads = [op for op in kernel.walk() if isinstance(op, mma.LoadOp)]
+        self.read_by_lanes = {ac.ring_name(op.slot) for op in loads if op.in_place is None}
         self._activate()
         self.tickets = {ring: self._ticket_bytes(ring) for ring in self.pipelines}
         for ring in self.pipelines:
@@ -309,7 +311,8 @@ class _Lowering:
     def _release(self, op: ac.ReleaseOp, way: Way, emit: Emitter) -> None:
         if not way.apart:
             return
-        if way.tma:
+        # What wgmma reads in place the async proxy itself has read by the time its products have been waited for.
+        if way.tma and ac.ring_name(op.slot) in self.read_by_lanes:
             emit(ac.FenceProxyAsyncOp())
         emit(ac.WarpSyncOp())
         emit(ac.ArriveEmptyOp(op.slot))

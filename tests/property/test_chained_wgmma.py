@@ -109,6 +109,8 @@ def test_a_late_product_is_in_flight_under_the_next_iteration():
     count = [[text.count(f"wgmma.wait_group.sync.aligned {n}") for n in (0, 1)] for text in (plain.ptx, late.ptx)]
     # Two loops, free of masks and masked: one wait for each product; then scores alone, both products, the last one alone.
     assert count == [[4, 0], [2 + 2 + 1, 2]]
+    # What is read in place is released without a fence: there is one, before the result is stored.
+    assert [module.ptx.count("fence.proxy.async.shared::cta") for module in (plain, late)] == [1, 1]
 
 
 @pytest.mark.parametrize("warps", [4, 8, 12])
