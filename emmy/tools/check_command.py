@@ -103,6 +103,10 @@ def make_stages(module: CompiledModule, entry: str, seed: int) -> list[Stage]:
 def _stages_after(step: str, text: str, module: CompiledModule, entry: str, seed: int) -> list[Stage]:
     parsed = parse_module(text, f"{module.file} after {step}")
     level = level_of(parsed)
+    if level == "tensor_op" and step != "input":
+        from emmy.interpreters import level1
+
+        return [Stage(f"level 1, {step}", lambda arrays: level1.run(parsed, entry, arrays, "policy"))]
     if level == "tile":
         from emmy.interpreters import level2
 

@@ -281,7 +281,14 @@ def test_check(matmul: Path, capsys: pytest.CaptureFixture[str]):
     lines = out.splitlines()
     assert lines[0] == "mm for sm_89, a: 64x64, b: 64x64"
     assert lines[-1] == "all levels agree"
-    for level in ("level 1", "level 2", "level 3, lower-tile", "level 3, place-roles", "PTX, random landing"):
+    for level in (
+        "level 1, by policy",
+        "level 1, assign-schedule",
+        "level 2",
+        "level 3, lower-tile",
+        "level 3, place-roles",
+        "PTX, random landing",
+    ):
         assert any(line.startswith(level) and "exact" in line for line in lines)
 
 
