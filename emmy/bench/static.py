@@ -3,9 +3,9 @@
     python -m emmy.bench.static              # write docs/static.jsonl and docs/static.md
     python -m emmy.bench.static --check      # exit code 1 if they are out of date
 
-A 4096^3 product is compiled and assembled for each target, transport, placement and policy of `ROWS`; its hottest loop is
-counted; one CTA of two short products with the same schedule runs on the emulator, which counts bank conflicts and what is
-executed for each k-tile.
+A 4096^3 product of `mma.sync`, which all targets and policies have, is compiled and assembled for each target, transport,
+placement and policy of `ROWS`; its hottest loop is counted; one CTA of two short products with the same schedule runs on the
+emulator, which counts bank conflicts and what is executed for each k-tile.
 """
 
 from __future__ import annotations
@@ -39,6 +39,7 @@ SHORT_DEPTHS = (512, 768)  # of the products that are emulated: some rounds of e
 CP_ASYNC: Mapping[str, Any] = {"transport": "cp_async"}
 TMA: Mapping[str, Any] = {"transport": "tma"}
 TMA_SPECIALIZED: Mapping[str, Any] = {"transport": "tma", "roles": "specialized"}
+ATOM = "m16n8k16"
 POLICIES = ("f32", "hybrid, max_k = 64")
 
 ROWS: dict[str, tuple[Mapping[str, Any], ...]] = {
@@ -95,7 +96,7 @@ def row(target: str, schedule: Mapping[str, Any], policy: str) -> Record:
 
 def compiled(target: str, schedule: Mapping[str, Any], policy: str, depth: int) -> CompiledModule:
     """The product with `depth` contraction elements; the schedule that is chosen does not depend on it."""
-    schedule = {**TILES.get(target, {}), **schedule}
+    schedule = {"atom": ATOM, **TILES.get(target, {}), **schedule}
     text = MATMUL.format(m=SIZE, n=SIZE, k=depth, t="f16")
     return compile_module(text, target, accumulate=policy, schedule=schedule)
 
