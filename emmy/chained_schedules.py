@@ -7,6 +7,7 @@ registers are the operand of the second product; where they split columns as wel
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -17,7 +18,11 @@ from emmy.schedules import (
     AUTO_TRANSPORT,
     MBARRIER_BYTES,
     SHARED_ALIGNMENT,
+    UNKNOWN_SIZE,
+    WARPGROUP_ATOM,
+    WARPGROUP_SHARE,
     Schedule,
+    as_it_is,
     register_split,
 )
 from emmy.targets import Target
@@ -25,6 +30,10 @@ from emmy.variants import Variant
 
 EXCHANGED_BYTES = 32
 """Of a statistic of one row, that each of several warps beside each other writes: 8 values in f32."""
+
+
+WARPGROUP_REGISTERS = 28
+"""Registers beside sums and operands in a loop on `wgmma`; with fewer ptxas serialises the products (measured: C7512)."""
 
 
 @dataclass(frozen=True)
@@ -37,6 +46,7 @@ class Chain:
     rows: of both products in each batch, None for what is known at run time only. page: keys that lie together, which a block
     must divide; None for all. ragged: whether batches have different numbers of rows and keys. ranged: whether rows see some of
     the keys only, by their positions. batches: how many pairs of products there are, None for what is known at run time only.
+    wide: whether rows of the three tensors are whole units of 16 bytes, as TMA moves them.
     """
 
     depth: int
@@ -50,13 +60,16 @@ class Chain:
     ragged: bool = False
     ranged: bool = False
     batches: int | None = None
+    wide: bool = True
 
 
 @dataclass(frozen=True)
 class ChainRow:
     """A row of the table: the schedule of chains up to this depth and width; if `rows` is given, of so few rows; if `ranged` is,
     of such chains; with `tiles`, of so many blocks of its rows at least, or of an unknown number. `f16_sums`: whether it has
-    registers for a product that is summed in f16 first.
+    registers for a product that is summed in f16 first. `alone`: of chains that have three tensors of one size for all batches,
+    which TMA moves.
+    `rate`: how fast its products are where there are many tiles, among the rows of its depth that have one; 0 for none.
 
     The schedule's block[2] stands for the depth of the chain.
     """
@@ -67,6 +80,8 @@ class ChainRow:
     ranged: bool | None = None
     f16_sums: bool = True
     tiles: int = 0
+    alone: bool = False
+    rate: float = 0.0
 
     def fits(self, chain: Chain) -> bool:
         """Whether the row is for a chain."""
@@ -74,7 +89,8 @@ class ChainRow:
         alike = self.ranged in (None, chain.ranged) and (self.f16_sums or not chain.max_k)
         known = chain.rows is not None and chain.batches is not None
         enough = not known or (chain.batches or 0) * -(-(chain.rows or 0) // self.schedule.block[0]) >= self.tiles
-        return few and alike and enough and max(chain.depth, chain.width) <= self.most
+        alone = not self.alone or (chain.wide and not (chain.tensors or chain.ragged or chain.page))
+        return few and alike and enough and alone and max(chain.depth, chain.width) <= self.most
 
 
 def _row(most: int, block: tuple[int, int], warps: int, stages: int, across: int = 1, **fields: Any) -> ChainRow:
@@ -128,28 +144,66 @@ _MEASURED = (
     _apart(256, (128, 128), 1, False, stagger=1, store_columns=32, spills=32),
     _apart(256, (128, 128), 1, True, stagger=1, store_columns=32, masks="guard"),
 )
+
+
+def _warpgroups(
+    most: int, warpgroups: int, keys: int, ranged: bool, rate: float = 1.0, stages: int = 2, **fields: Any
+) -> ChainRow:
+    """Warpgroups of 64 rows each on `wgmma`, and one that only copies."""
+    base: dict[str, Any] = {"atom": WARPGROUP_ATOM, "roles": "specialized", "lazy": 8, "fragments": 1}
+    row = _row(most, (64 * warpgroups, keys), 4 * warpgroups, stages, **{**base, "overlap": 1, **fields})
+    return replace(row, ranged=ranged, f16_sums=False, alone=True, rate=rate)
+
+
+# Measured on an H200 beside cuDNN (docs/measurements.md). Registers decide: 160, 112 or 240 a thread with 3, 4 or 2 warpgroups.
+# Tiles of one length leave no SM idle between them if CTAs stay; others start by their lengths, which balances better.
+_WARPGROUPS = (
+    _warpgroups(64, 3, 128, False, persistent=1),
+    _warpgroups(64, 4, 64, False, 0.92, overlap=0),
+    _warpgroups(64, 2, 128, False, 0.77),
+    _warpgroups(64, 3, 128, True),
+    _warpgroups(64, 2, 128, True, 0.8, masks="guard"),
+    _warpgroups(128, 3, 80, False, persistent=1),
+    _warpgroups(128, 2, 128, False, 0.91, persistent=1),
+    _warpgroups(128, 3, 80, True),
+    _warpgroups(128, 2, 128, True, 0.95),
+    _warpgroups(256, 2, 64, False, persistent=1, store_columns=32),
+    _warpgroups(256, 2, 64, True),
+)
 CHAINED_ROWS: dict[str, tuple[ChainRow, ...]] = {
     "sm_80": _LARGE_SHARED,
     "sm_89": _SMALL_SHARED,
     "sm_90a": (
         *_LARGE_SHARED[:4],
         *(replace(row, rows=row.schedule.block[0]) for row in _LARGE_SHARED[4:-1]),
+        *_WARPGROUPS,
         *_MEASURED,
         *_LARGE_SHARED[4:-1],
         _row(512, (64, 64), 2, 1, across=4, roles="specialized", prefetch=1, masks="guard", spills=16),
     ),
     "sm_120a": _SMALL_SHARED,
 }
-"""Target name -> rows, those for few rows first, by growing depth; a chain takes the first that it fits, else the last."""
+"""Target name -> rows, those for few rows first, by growing depth; `table_row` says which one a chain takes."""
 
 
-def choose_chained_schedule(target: Target, chain: Chain) -> Schedule:
-    """The row of the target's table; where further tensors leave no room, with fewer stages, then with fewer keys."""
-    schedule = table_row(target, chain)[1].schedule
+def choose_chained_schedule(target: Target, chain: Chain, asked: Callable[[Schedule], Schedule] = as_it_is) -> Schedule:
+    """The row of the target's table, completed by `asked`, which sets the fields that are not left to the table.
+
+    Where further tensors leave no room it has fewer stages, then fewer keys. Raises nothing: if nothing is legal, what comes
+    last is given.
+    """
+    return _tried(table_row(target, chain, asked)[1], target, chain, asked)
+
+
+def _tried(row: ChainRow, target: Target, chain: Chain, asked: Callable[[Schedule], Schedule]) -> Schedule:
+    """The row with as many stages and keys as are legal."""
+    schedule = row.schedule
     rows, most, _ = schedule.block
     tried = [
-        replace(schedule, block=(rows, keys, chain.depth), warps=_split_over(schedule.warps, keys), stages=stages)
-        for keys in (most >> shift for shift in range(most.bit_length() - 4))
+        asked(
+            replace(schedule, block=(rows, keys, chain.depth), warps=_split_over(schedule.warps, keys), stages=stages)
+        )
+        for keys in (most >> shift & ~15 for shift in range(most.bit_length() - 4))
         for stages in range(schedule.stages, 0, -1)
     ]
     return next((one for one in tried if problem_of_chain(one, target, chain) is None), tried[-1])
@@ -163,20 +217,44 @@ def _split_over(warps: tuple[int, ...], keys: int) -> tuple[int, int]:
     return warps[0] * warps[1] // across, across
 
 
-def table_row(target: Target, chain: Chain) -> tuple[int, ChainRow]:
-    """The row for a chain, and its number from 1."""
+def table_row(target: Target, chain: Chain, asked: Callable[[Schedule], Schedule] = as_it_is) -> tuple[int, ChainRow]:
+    """The row for a chain, and its number from 1: the first that is for it and legal with what is asked, else the last one
+    that is for it. Where the table has rows of the atom that is asked for, others do not count.
+
+    If that row has a rate, all of its depth that have one compete: whose waves over the target's SMs take least time.
+    """
     rows = CHAINED_ROWS[target.name]
+    atoms = {row.schedule.atom for row in rows}
+    fitting, legal = [(len(rows), rows[-1])], list[tuple[int, ChainRow]]()
     for number, row in enumerate(rows, 1):
-        if row.fits(chain):
-            return number, row
-    return len(rows), rows[-1]
+        atom = asked(row.schedule).atom
+        if row.fits(chain) and (atom == row.schedule.atom or atom not in atoms):
+            fitting.append((number, row))
+            if problem_of_chain(_tried(row, target, chain, asked), target, chain) is None:
+                legal.append((number, row))
+    if not legal:
+        return fitting[-1]
+    first = legal[0][1]
+    rivals = [one for one in legal if one[1].rate and one[1].most == first.most]
+    return min(rivals, key=lambda one: _time(one[1], target, chain)) if first.rate else legal[0]
+
+
+def _time(row: ChainRow, target: Target, chain: Chain) -> float:
+    """Of a chain, relative: rows that the busiest SM computes; where tiles differ in length they even out, up to the longest."""
+    block = row.schedule.block[0]
+    rows, batches = (UNKNOWN_SIZE if size is None else size for size in (chain.rows, chain.batches))
+    tiles = -(-rows // block) * batches
+    busiest = max(tiles / 2 / target.sms, 1) if chain.ranged else -(-tiles // target.sms)
+    return busiest * block / row.rate
 
 
 def variant_schedule(variant: Variant, schedule: Schedule) -> Schedule:
     """The schedule of a variant: tensors that are aligned to less than 16 bytes are copied by the threads that compute."""
     if variant.layout == "dense" or variant.align == 16:
         return schedule
-    return replace(schedule, transport="cp_async", roles="unified", producer_regs=0, consumer_regs=0)
+    atom = WARPGROUP_SHARE if schedule.atom == WARPGROUP_ATOM else schedule.atom
+    plain = replace(schedule, atom=atom, transport="cp_async", roles="unified", overlap=0)
+    return replace(plain, producer_regs=0, consumer_regs=0)
 
 
 def combine_schedule(width: int, whole: bool) -> Schedule:
@@ -219,10 +297,16 @@ def chained_shared_bytes(schedule: Schedule, chain: Chain, operand_bytes: int = 
 
 
 def chained_registers(schedule: Schedule, chain: Chain) -> int:
-    """32-bit registers that a thread cannot do without: both accumulators, one set of fragments, addresses."""
+    """32-bit registers that a thread cannot do without: both accumulators, operands in registers, addresses.
+
+    With `wgmma` the second product's operand is whole, beside the next scores if they overlap.
+    """
     rows, keys, _ = schedule.block
     each, across = rows // schedule.warps[0], schedule.warps[1]
-    return each * (keys + chain.width) // (32 * across) + (each + 16) * 16 // 64 + ADDRESS_REGISTERS
+    sums = each * (keys + chain.width) // (32 * across)
+    if schedule.atom == WARPGROUP_ATOM:
+        return sums + each * keys // 64 * schedule.overlap + WARPGROUP_REGISTERS
+    return sums + (each + 16) * 16 // 64 + ADDRESS_REGISTERS
 
 
 def problem_of_chain(schedule: Schedule, target: Target, chain: Chain) -> str | None:
@@ -240,6 +324,10 @@ def problem_of_chain(schedule: Schedule, target: Target, chain: Chain) -> str | 
         return f"block[1] divides a page's {chain.page} keys, got {schedule.block[1]}"
     if chain.ragged and schedule.splits:
         return f"splits wants sequences of one number of rows, got {schedule.splits}"
+    if schedule.atom == WARPGROUP_ATOM and not target.wgmma:
+        return f"atom = {WARPGROUP_ATOM} needs sm_90a, and the target is {target.name}"
+    if schedule.atom == WARPGROUP_ATOM and chain.max_k:
+        return f"atom = {WARPGROUP_ATOM} has no hybrid sums; use accumulate<f32>, or atom = {WARPGROUP_SHARE}"
     if schedule.promote and not chain.max_k:
         return "promote belongs to the hybrid policy, and these products accumulate in f32"
     if schedule.promote > chain.max_k:

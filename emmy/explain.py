@@ -6,7 +6,7 @@ so that they need no room in the IR.
 
 from __future__ import annotations
 
-from dataclasses import asdict, fields
+from dataclasses import asdict, fields, replace
 from math import prod
 from typing import Any, cast
 
@@ -112,7 +112,7 @@ def _table_reason(op: MatmulOp, schedule: Schedule, options: Options) -> str:
 def _chain_reason(op: CompositeOp, schedule: Schedule, options: Options) -> str:
     """The row of the table of chained products, and what room and options changed."""
     target, replaced = get_target(options.target), [name for name, _ in options.schedule]
-    number, row = table_row(target, op.chain())
+    number, row = table_row(target, op.chain(), lambda one: replace(one, **dict(options.schedule)))
     text = f"row {number} of {len(CHAINED_ROWS[target.name])} of the table of chained products of {target.name}"
     if not replaced and (schedule.block[1], schedule.stages) != (row.schedule.block[1], row.schedule.stages):
         text += ", with the keys and stages that there is room for"

@@ -165,7 +165,7 @@ class AssignSchedule(ModulePass):
         """The same for the products of a composite."""
         chain, pinned = op.chain(), op.attributes.get("emmy.schedule")
         if pinned is None:
-            schedule = self.override(choose_chained_schedule(target, chain))
+            schedule = choose_chained_schedule(target, chain, self.override)
         elif isinstance(pinned, ScheduleAttr):
             schedule = pinned.data
         else:

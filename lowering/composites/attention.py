@@ -326,6 +326,7 @@ class AttentionOp(CompositeOp):
             self.starts_q is not None,
             self.causal is not None or self.window is not None,
             self._batches(),
+            all(tensor_type(x).get_shape()[3] % 8 == 0 for x in (self.q, self.v)),
         )
 
     def _batches(self) -> int | None:
