@@ -1,0 +1,106 @@
+"""Which row of the table of chained products a chain takes on sm_90a, and what pins change."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from emmy.chained_schedules import (
+    CHAINED_ROWS,
+    Chain,
+    choose_chained_schedule,
+    problem_of_chain,
+    table_row,
+    variant_schedule,
+)
+from emmy.schedules import Schedule
+from emmy.targets import get_target
+from emmy.variants import VARIANTS
+
+HOPPER = get_target("sm_90a")
+
+
+def chain(depth: int, batches: int | None, rows: int | None, ranged: bool, **fields) -> Chain:
+    return Chain(depth, depth, rows=rows, batches=batches, ranged=ranged, **fields)
+
+
+@pytest.mark.parametrize(
+    ("depth", "batches", "rows", "ranged", "block"),
+    [
+        (64, 8, 4096, False, (256, 64)),  # 128 tiles of 256 rows are one wave of 132 SMs, 176 of 192 rows are two
+        (64, 64, 4096, False, (192, 128)),
+        (64, 8, 4096, True, (128, 128)),  # the longest tile is what all wait for
+        (64, 64, 4096, True, (192, 128)),
+        (128, 64, 4096, False, (192, 80)),
+        (128, 64, 4096, True, (192, 80)),
+        (128, None, None, False, (192, 80)),
+        (256, 16, 4096, False, (128, 64)),
+        (256, 16, 4096, True, (128, 64)),
+    ],
+)
+def test_warpgroups_by_waves(depth: int, batches: int | None, rows: int | None, ranged: bool, block: tuple[int, int]):
+    schedule = choose_chained_schedule(HOPPER, chain(depth, batches, rows, ranged))
+    assert (schedule.atom, schedule.block) == ("wgmma", (*block, depth))
+    assert schedule.overlap == (block != (256, 64))
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"atom": "m16n8k16"},
+        {"transport": "cp_async"},
+        {"roles": "unified"},
+        {"block": (64, 64, 128), "warps": (2, 1)},
+    ],
+)
+def test_pins_that_wgmma_cannot_have_take_another_row(asked: dict):
+    def pinned(schedule: Schedule) -> Schedule:
+        return replace(schedule, **asked)
+
+    schedule = choose_chained_schedule(HOPPER, chain(128, 64, 4096, True), pinned)
+    assert schedule.atom == "m16n8k16"
+    assert all(getattr(schedule, name) == value for name, value in asked.items())
+    assert problem_of_chain(schedule, HOPPER, chain(128, 64, 4096, True)) is None
+
+
+@pytest.mark.parametrize(
+    "fields", [{"max_k": 64}, {"tensors": (4,)}, {"ragged": True}, {"page": 64}, {"wide": False}], ids=str
+)
+def test_what_tma_or_wgmma_cannot_do_takes_another_row(fields: dict):
+    assert choose_chained_schedule(HOPPER, chain(64, 64, 4096, False, **fields)).atom == "m16n8k16"
+
+
+def test_an_atom_that_no_row_has_is_refused_by_name():
+    target, asked = get_target("sm_89"), replace(CHAINED_ROWS["sm_89"][4].schedule, atom="wgmma", warps=(8, 1))
+    message = problem_of_chain(replace(asked, transport="auto"), target, chain(64, 8, 4096, False))
+    assert message == "atom = wgmma needs sm_90a, and the target is sm_89"
+    hybrid = problem_of_chain(
+        table_row(HOPPER, chain(64, 64, 4096, False))[1].schedule, HOPPER, chain(64, 64, 4096, False, max_k=64)
+    )
+    assert hybrid == "atom = wgmma has no hybrid sums; use accumulate<f32>, or atom = m16n8k16"
+
+
+@pytest.mark.parametrize(
+    ("warpgroups", "keys", "legal"), [(3, 80, True), (3, 96, False), (2, 160, True), (4, 80, False)]
+)
+def test_registers_as_ptxas_counts_them(warpgroups: int, keys: int, legal: bool):
+    """At a depth of 128 (64 for four warpgroups): what spills or serialises on the real assembler is refused before."""
+    depth = 64 if warpgroups == 4 else 128
+    schedule = replace(
+        table_row(HOPPER, chain(128, 64, 4096, True))[1].schedule,
+        block=(64 * warpgroups, keys, depth),
+        warps=(4 * warpgroups, 1),
+        stages=1,
+    )
+    problem = problem_of_chain(schedule, HOPPER, chain(depth, 64, 4096, True))
+    assert (problem is None) == legal
+    assert legal or "registers" in str(problem)
+
+
+def test_tensors_that_lie_anyhow_are_copied_and_multiplied_by_warps():
+    schedule = choose_chained_schedule(HOPPER, chain(128, 64, 4096, False))
+    assert variant_schedule(VARIANTS["dense"], schedule) is schedule
+    copied = variant_schedule(VARIANTS["any"], schedule)
+    assert (copied.atom, copied.transport, copied.roles, copied.overlap) == ("m16n8k16", "cp_async", "unified", 0)
+    assert problem_of_chain(copied, HOPPER, chain(128, 64, 4096, False)) is None
