@@ -65,6 +65,12 @@ def print_report(module: CompiledModule, form: str) -> None:
 
 def add_compile_options(parser: argparse.ArgumentParser) -> None:
     """What compile, run and check share."""
+    add_lowering_options(parser)
+    parser.add_argument("--opt-level", type=int, metavar="N", help="optimisation level of ptxas, 0 to 3")
+
+
+def add_lowering_options(parser: argparse.ArgumentParser) -> None:
+    """What changes the text of the levels; `emmy view ir` has them too."""
     parser.add_argument(
         "--accumulate", metavar="POLICY", help="policy of products that state none: f32, f16, hybrid, ..."
     )
@@ -74,7 +80,6 @@ def add_compile_options(parser: argparse.ArgumentParser) -> None:
         help="fields of the schedule that replace the table's choice, as the IR spells them: "
         "'block = [64, 64, 64], stages = 4'; what the text pins stays",
     )
-    parser.add_argument("--opt-level", type=int, metavar="N", help="optimisation level of ptxas, 0 to 3")
 
 
 def run(args: argparse.Namespace) -> int:

@@ -8,7 +8,7 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from emmy.artefact import DTYPE_NAMES, Array, numpy_info, run_on_emulator
 from emmy.compiler import CompiledModule, compile
@@ -20,8 +20,11 @@ from emmy.tools.compile_command import add_compile_options, add_report_option, p
 from emmy.tools.inputs import choose_entry, flops, parse_shapes, random_arrays, resolve_shapes
 from emmy.tools.schedule_option import parse_schedule
 
-EMULATED_FLOPS_PER_SECOND = 5e7
-"""Roughly what the emulator does, for the estimate that is printed before a long run."""
+if TYPE_CHECKING:
+    from xdsl.dialects.builtin import ModuleOp
+
+EMULATED_FLOPS_PER_SECOND = 1.5e8
+"""Roughly what the emulator does by `mma.sync` (by `wgmma` more), for the estimate that is printed before a long run."""
 
 LONG_SECONDS = 20
 """An emulation that is expected to take longer is announced."""
@@ -66,6 +69,7 @@ def run(args: argparse.Namespace) -> int:
     )
     seconds = time.perf_counter() - start
     print_remarks(module, schedule)
+    source = level1_source(module) if args.check else None
     entry = choose_entry(module.entries, args.entry)
     spec = module.portable_artefact.entry(entry)
     shapes = resolve_shapes(spec, parse_shapes(args.shape, spec))
@@ -84,9 +88,7 @@ def run(args: argparse.Namespace) -> int:
     if args.report:
         module.artefact.bind(entry, infos)  # with the variants that this call takes
         print_report(module, args.report)
-    if not args.check:
-        return 0
-    return check(module, entry, arrays, results)
+    return 0 if source is None else check(module, source, entry, arrays, results)
 
 
 def describe(array: Array) -> str:
@@ -125,16 +127,24 @@ def emulate(module: CompiledModule, entry: str, arrays: Sequence[Array], work: i
     return results
 
 
-def check(module: CompiledModule, entry: str, arrays: Sequence[Array], results: Sequence[Array]) -> int:
-    """Print the error of each result against level 1 in float64; 1 if one is beyond its bound."""
-    from emmy.interpreters import level1
+def level1_source(module: CompiledModule) -> ModuleOp:
+    """The module as it came, for `check`. `EmmyError`, before anything runs, if that is below level 1."""
     from emmy.ir import parse_module
     from emmy.pipelines import level_of
-    from emmy.tools.compare import compare, error_terms
 
     source = parse_module(module.ir("input"), module.file)
     if level_of(source) != "tensor_op":
         raise EmmyError("--check compares with level 1, and this module begins below it; use emmy check")
+    return source
+
+
+def check(
+    module: CompiledModule, source: ModuleOp, entry: str, arrays: Sequence[Array], results: Sequence[Array]
+) -> int:
+    """Print the error of each result against level 1, `source`, in float64; 1 if one is beyond its bound."""
+    from emmy.interpreters import level1
+    from emmy.tools.compare import compare, error_terms
+
     references = level1.run(source, entry, arrays, "float64")
     roundings, terms = error_terms(source, entry, arrays)
     failed = False

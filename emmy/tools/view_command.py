@@ -13,6 +13,7 @@ from emmy.errors import EmmyError
 from emmy.files import read_text, write_file
 from emmy.layout.shared import Swizzle, shared_layout
 from emmy.targets import DEFAULT_TARGET, get_target
+from emmy.tools.compile_command import add_lowering_options
 from emmy.views.layouts import fragment_svg, shared_svg
 
 ELEMENT_BYTES = {"f16": 2, "bf16": 2, "f32": 4, "f8": 1, "i8": 1, "i32": 4}
@@ -45,6 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     ir = kinds.add_parser("ir", help=ir_summary, description=ir_summary)
     ir.add_argument("file", help="a module of textual IR, at any level")
     ir.add_argument("--target", metavar="SM", default=DEFAULT_TARGET, help=f"default: {DEFAULT_TARGET}")
+    add_lowering_options(ir)
     ir.add_argument("--every-pass", action="store_true", help="the module after every pass, not after every level")
     for kind in (layout, ir):
         kind.add_argument("-o", "--output", metavar="OUT", help="a file (default: stdout)")
@@ -79,8 +81,10 @@ def _layout(args: argparse.Namespace) -> str:
 
 def _ir(args: argparse.Namespace) -> str:
     from emmy.options import Options
+    from emmy.tools.schedule_option import parse_schedule
     from emmy.views.ir_page import ir_page, panels_of
 
     text = read_text(args.file)
-    options = Options(target=get_target(args.target).name)
+    fields = tuple((parse_schedule(args.schedule) or {}).items())
+    options = Options(target=get_target(args.target).name, accumulate=args.accumulate, schedule=fields)
     return ir_page(Path(args.file).name, panels_of(text, args.file, options, args.every_pass))

@@ -29,7 +29,8 @@ a product is executed changes. It is begun (`mma.issue`), committed in groups, a
 on: no op can name a sum that is in flight. A computed operand (the probabilities of attention) stays in registers.
 
 On this target the schedule table prefers `wgmma`; `--schedule "atom = m16n8k16"` asks for `mma.sync`. What a kernel took, and
-why, is what `--report` says. Attention takes it too, with 16 rows a warp as here: `"atom = wgmma, block = [128, 128, 64], warps = [8, 1]"`.
+why, is what `--report` says. Attention takes it too, with 16 rows a warp:
+`"atom = wgmma, block = [128, 128, 64], warps = [8, 1]"`.
 
 ## The consumer's loop, before and after
 
