@@ -158,6 +158,8 @@ class Schedule:
                 f"atom = {WARPGROUP_ATOM} wants warps in fours along M and 16 rows for each, "
                 f"got {self.block[0]} rows for {self.warps[0]} warps"
             )
+        if self.atom == WARPGROUP_ATOM and self.stagger:
+            return f"atom = {WARPGROUP_ATOM} reads registers that nothing may write meanwhile; use overlap, not stagger"
         if self.overlap and self.roles == "unified":
             return "overlap belongs to roles = specialized"
         if self.promote % 16 or self.promote < 0:

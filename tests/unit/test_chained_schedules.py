@@ -104,3 +104,9 @@ def test_tensors_that_lie_anyhow_are_copied_and_multiplied_by_warps():
     copied = variant_schedule(VARIANTS["any"], schedule)
     assert (copied.atom, copied.transport, copied.roles, copied.overlap) == ("m16n8k16", "cp_async", "unified", 0)
     assert problem_of_chain(copied, HOPPER, chain(128, 64, 4096, False)) is None
+
+
+def test_operands_in_registers_are_not_written_while_products_run():
+    problem = Schedule(block=(64, 64, 64), warps=(4, 1), atom="wgmma", stagger=1).problem()
+    assert problem is not None
+    assert "use overlap, not stagger" in problem
