@@ -61,23 +61,32 @@ def lower_weighted_sum(
         parts = Parts(workspace("part_sums", width), workspace("part_tops"), workspace("part_totals"))
         tiles = build.mul(tiles, splits, "ctas")
     kernels = [
-        Program(what, parts or whole, variant_schedule(variant, schedule), variant).kernel(
-            fresh("" if variant.name == PREFERRED else f"_{variant.name}")
-        )
+        Program(what, parts or whole, variant_schedule(variant, schedule), variant).kernel(fresh(_ending(variant)))
         for variant in variants
     ]
-    names, arguments = [k.sym_name.data for k in kernels], [*what.tensors(), *(parts or whole).tensors()]
-    ctas = build.index(tiles)
-    host(LaunchOp(names[0], ctas, arguments) if len(names) == 1 else DispatchOp(names, [ctas] * len(names), arguments))
+    _launch(host, kernels, build.index(tiles), [*what.tensors(), *(parts or whole).tensors()])
     if parts is not None:
         # The combining kernel reads maxima and sums as columns.
         parts = Parts(parts.sums, *(_as_column(host, x) for x in (parts.tops, parts.totals)))
-        combine = Combine(what, parts, whole)
-        blocks = build.ceildiv(rows, combine.rows), build.ceildiv(tensor_type(what.v).get_shape()[3], combine.columns)
-        ctas = build.mul(build.mul(build.mul(batch, heads), blocks[0]), blocks[1], "combine_ctas")
-        kernels.append(combine.kernel(fresh("_combine")))
-        host(LaunchOp(kernels[-1].sym_name.data, build.index(ctas), [*parts.tensors(), *whole.tensors()]))
+        combines = [Combine(what, parts, whole, variant) for variant in variants]
+        block = combines[0].rows, combines[0].columns
+        blocks = build.ceildiv(rows, block[0]), build.ceildiv(tensor_type(what.v).get_shape()[3], block[1])
+        ctas = build.index(build.mul(build.mul(build.mul(batch, heads), blocks[0]), blocks[1], "combine_ctas"))
+        last = [c.kernel(fresh(f"_combine{_ending(c.variant)}")) for c in combines]
+        _launch(host, last, ctas, [*parts.tensors(), *whole.tensors()])
+        kernels += last
     return kernels
+
+
+def _ending(variant: Variant) -> str:
+    """Of the names of a variant's kernels."""
+    return "" if variant.name == PREFERRED else f"_{variant.name}"
+
+
+def _launch(host: Emitter, kernels: Sequence[KernelOp], ctas: SSAValue, tensors: Sequence[SSAValue]) -> None:
+    """Launch the first of these kernels that takes the tensors."""
+    names = [kernel.sym_name.data for kernel in kernels]
+    host(LaunchOp(names[0], ctas, tensors) if len(names) == 1 else DispatchOp(names, [ctas] * len(names), tensors))
 
 
 def _host_size(build: TileBuilder, tensor: SSAValue, axis: int) -> Number:
@@ -109,10 +118,10 @@ def _host_splits(build: TileBuilder, what: WeightedSum, schedule: Schedule, tile
 class Combine(KernelBuilder):
     """The kernel that makes the result of parts: the same running maximum, over splits instead of keys."""
 
-    def __init__(self, what: WeightedSum, parts: Parts, whole: Whole):
+    def __init__(self, what: WeightedSum, parts: Parts, whole: Whole, variant: Variant):
         # A CTA that stores the logarithms has all columns, so that they are stored once.
         schedule = combine_schedule(tensor_type(what.v).get_shape()[3], whole.logarithm is not None)
-        super().__init__(what.source, schedule, [], [*parts.tensors(), *whole.tensors()], VARIANTS[PREFERRED])
+        super().__init__(what.source, schedule, [], parts.tensors(), whole, variant)
         self.parts = parts
         self.whole = whole
         self.rows, self.columns, _ = schedule.block

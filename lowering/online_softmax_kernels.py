@@ -41,7 +41,7 @@ from emmy.lowering.tile_builder import Number, TileBuilder, named
 from emmy.passes.alignment import WIDEST
 from emmy.passes.emitter import Emitter
 from emmy.schedules import Schedule
-from emmy.variants import PREFERRED, VARIANT, Variant
+from emmy.variants import PREFERRED, VARIANT, VARIANTS, Variant
 
 LOG2_E = math.log2(math.e)
 K_STEP = 16
@@ -117,6 +117,16 @@ class Whole:
         """All of them."""
         return [self.value] if self.logarithm is None else [self.value, self.logarithm]
 
+    def views(self, variant: Variant) -> dict[SSAValue, ViewType]:
+        """How they may lie in a kernel of a variant: a caller's own results (`out=`) as arguments do. Rows of logarithms are of
+        any size, and stored element by element."""
+        if variant.layout == "dense":
+            return {t: _row_major(tensor_type(t)) for t in self.tensors()}
+        views = {self.value: view_type(tensor_type(self.value), variant, NOWHERE)}
+        if self.logarithm is not None:
+            views[self.logarithm] = view_type(tensor_type(self.logarithm), VARIANTS["any"], NOWHERE)
+        return views
+
 
 @dataclass(frozen=True)
 class Parts:
@@ -142,23 +152,33 @@ def _view(tensor: TensorType[Attribute], variant: Variant) -> ViewType:
     return ViewType.get(shape, i32, None if variant.layout == "dense" else [DYNAMIC] * len(shape))
 
 
+def _row_major(tensor: TensorType[Attribute]) -> ViewType:
+    """Without gaps, rows of any size."""
+    return ViewType.get(tensor.get_shape(), tensor.element_type)
+
+
 class KernelBuilder:
-    """A kernel under construction: a view for each tensor of the host that it takes."""
+    """A kernel under construction: a view for each tensor of the host that it takes.
+
+    given: arguments of the function. parts: workspaces, which the runtime allocates row-major. into: what the kernel fills.
+    """
 
     def __init__(
         self,
         source: Operation,
         schedule: Schedule,
         given: Sequence[SSAValue],
-        made: Sequence[SSAValue],
+        parts: Sequence[SSAValue],
+        into: Whole | None,
         variant: Variant,
     ):
         self.source = source
         self.schedule = schedule
         self.variant = variant
         types: dict[SSAValue, ViewType] = {t: _view(tensor_type(t), variant) for t in given}
-        # The runtime allocates these row-major, with rows of any size.
-        types |= {t: ViewType.get(tensor_type(t).get_shape(), tensor_type(t).element_type) for t in made}
+        types |= {t: _row_major(tensor_type(t)) for t in parts}
+        if into is not None:
+            types |= into.views(variant)
         self.block = Block(arg_types=list(types.values()))
         self.views: dict[SSAValue, SSAValue] = dict(zip(types, self.block.args, strict=True))
         for tensor, view in self.views.items():
@@ -231,7 +251,8 @@ class Program(KernelBuilder):
     """The kernel with both products: of all keys into the result, or of a split of them into parts."""
 
     def __init__(self, what: WeightedSum, into: Whole | Parts, schedule: Schedule, variant: Variant):
-        super().__init__(what.source, schedule, what.tensors(), into.tensors(), variant)
+        parts, whole = (into.tensors(), None) if isinstance(into, Parts) else ((), into)
+        super().__init__(what.source, schedule, what.tensors(), parts, whole, variant)
         self.what = what
         self.into = into
         self.rows, self.keys, self.depth = schedule.block

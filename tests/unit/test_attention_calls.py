@@ -123,3 +123,25 @@ def test_split_keys_of_many_rows(splits):
     schedule = f"block = [32, 16, 32], warps = [2, 1], stages = 2, splits = {splits}"
     arrays = [draw(1, 2, 70, 32), draw(1, 1, 90, 32), draw(1, 1, 90, 48)]
     check(text("1x2x70x32", "1x1x90x32", "1x1x90x48", "scale 0.2 causal", schedule=schedule), arrays)
+
+
+@pytest.mark.parametrize("splits", [0, 2])
+@pytest.mark.parametrize("axes", [(0, 2, 1, 3), (0, 1, 3, 2)])
+def test_results_of_the_caller_lie_anywhere(axes, splits):
+    """`out` as models want it, or with gaps between all elements; of split keys, the combining kernel writes it."""
+    arrays = [draw(2, 4, 33, 32), draw(2, 2, 50, 32), draw(2, 2, 50, 32)]
+    source = text("2x4x?x32", "2x2x?x32", "2x2x?x32", "scale 0.2 causal", schedule=schedule_of_splits(splits))
+    outs = [order(np.zeros((2, 4, 33, 32), np.float16), axes), np.zeros((2, 4, 33, 3), np.float32)[..., 1]]
+    check(source, arrays, "sm_89", outs=outs)
+
+
+def test_the_result_of_one_query_begins_anywhere():
+    memory = np.zeros(2 * 6 * 64 + 1, np.float16)
+    outs = [memory[1:].reshape(2, 6, 1, 64), np.zeros((2, 6, 1), np.float32)]
+    arrays = [draw(2, 6, 1, 64), draw(2, 2, 70, 64), draw(2, 2, 70, 64)]
+    check(text("2x6x1x64", "2x2x?x64", "2x2x?x64", "scale 0.2 causal"), arrays, outs=outs)
+    assert memory[0] == 0
+
+
+def schedule_of_splits(splits):
+    return f"block = [32, 16, 32], warps = [2, 1], stages = 2, splits = {splits}"
