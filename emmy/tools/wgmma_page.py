@@ -19,8 +19,13 @@ TEXT = """
 On Hopper four warps, a warpgroup, can issue one product together: 64 rows, up to 256 columns, operands read from shared
 memory where they lie. In Emmy that is one rewrite of level 3, `issue-products`, and one word of the schedule:
 
-```sh
-emmy compile {example} --target {target} --schedule "{schedule}"
+```console
+$ emmy run {example} --target {target} --device emulator --schedule "{schedule}" --check
+...
+emulated in ... wgmma ...
+c: f16 256x256
+...
+c: RMS error ... of the RMS, bound ...: ok
 ```
 
 A warp's share of such a product is 16 rows of all columns, and lies in its registers exactly as the accumulator of
