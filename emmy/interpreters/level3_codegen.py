@@ -472,7 +472,7 @@ def _load(w: _Writer, op: mma.LoadOp) -> None:
     else:
         slot, indices = w.name(op.slot), w.indices(op.indices)
         where = f"slot, {op.field.data!r}, indices, {stored}"
-        w.put(f"{w.name(op.result)} = lambda slot={slot}, indices={indices}: M.load(W, {where}){transposed}")
+        w.put(f"{w.name(op.result)} = lambda slot={slot}, indices={indices}: M.load(W, {where}, True){transposed}")
 
 
 @_rule(mma.StoreOp)

@@ -68,12 +68,13 @@ class EventMachine(Machine):
             )
             self.fault(warp, f"reads ticket {slot.ticket} of @{slot.ring.name} {what}")
 
-    def check_read(self, warp: Warp, slot: Slot, cells: Cells, place: Place) -> None:
-        """The same, and the warp reads them now."""
+    def check_read(self, warp: Warp, slot: Slot, cells: Cells, place: Place, by_lanes: bool = True) -> None:
+        """The same, and the warp reads them now: its lanes, or the products that it has just waited for."""
         self.check_seen(warp, slot, cells, place)
         cells.reads[(warp.number, *place)] = self.now(warp)
         slot.ring.last_read[warp.number] = self.now(warp)
-        warp.loaded[slot.ring.name, slot.stage] = warp.events
+        if by_lanes:
+            warp.loaded[slot.ring.name, slot.stage] = warp.events
 
     def check_write(self, warp: Warp, slot: Slot, cells: Cells, place: Place) -> None:
         """Nobody reads or writes the cells without a barrier between."""
@@ -260,7 +261,7 @@ class EventMachine(Machine):
         """The same for a reader. An arrival does not wait for reads before it, so a meeting of the lanes must."""
         name = slot.ring.name
         loaded = warp.loaded.get((name, slot.stage), -1)
-        if slot.ring.barriers.tma and not loaded < warp.fenced < warp.synced:
+        if slot.ring.barriers.tma and loaded >= 0 and not loaded < warp.fenced < warp.synced:
             self.fault(
                 warp,
                 f"arrives on the empty mbarrier of @{name}, which TMA refills, without fence_proxy_async; warp_sync",
@@ -369,10 +370,12 @@ class EventMachine(Machine):
 
     # ---- fragments and results ---------------------------------------------------------------------------------------
 
-    def load(self, warp: Warp, slot: Slot, name: str, at: Sequence[int], shape: tuple[int, int]) -> Array:
-        """A fragment's elements as stored."""
+    def load(
+        self, warp: Warp, slot: Slot, name: str, at: Sequence[int], shape: tuple[int, int], in_place: bool = False
+    ) -> Array:
+        """A fragment's elements as stored. What is read `in_place` the async proxy reads: it needs no fence to be refilled."""
         cells, elements, place = self.fragment_place(warp, slot, name, at, shape)
-        self.check_read(warp, slot, cells, place)
+        self.check_read(warp, slot, cells, place, by_lanes=not in_place)
         self.steps += 1
         return cells.data[elements].reshape(shape).copy()
 

@@ -229,7 +229,9 @@ class ProtocolMachine(Machine):
         if ring.released[slot.ticket] == ring.readers:
             ring.poison(slot.ticket)
 
-    def load(self, warp: Warp, slot: Slot, name: str, at: Sequence[int], shape: tuple[int, int]) -> Array:
+    def load(
+        self, warp: Warp, slot: Slot, name: str, at: Sequence[int], shape: tuple[int, int], in_place: bool = False
+    ) -> Array:
         """A fragment's elements as stored."""
         self.holds(warp, slot, "loads from")
         cells, elements, place = self.fragment_place(warp, slot, name, at, shape)
