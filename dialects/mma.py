@@ -26,6 +26,7 @@ from xdsl.dialects.builtin import (
     StringAttr,
     UnitAttr,
     i1,
+    i32,
     i64,
 )
 from xdsl.ir import Attribute, Dialect, ParametrizedAttribute, SSAValue, TypeAttribute
@@ -522,6 +523,12 @@ class CoordOp(IRDLOperation):
 
     def __init__(self, axis: int, base: SSAValue, result_type: FragmentType):
         super().__init__(operands=[base], result_types=[result_type], properties={"axis": IntegerAttr(axis, i64)})
+
+    def verify_(self) -> None:
+        if self.axis.value.data not in (0, 1):
+            raise VerifyException(f"coord counts along axis 0 or 1, got {self.axis.value.data}")
+        if self.result.type.element_type != i32:
+            raise VerifyException(f"coord gives a fragment of i32, got {self.result.type}")
 
 
 @irdl_op_definition

@@ -392,12 +392,19 @@ class HostEvaluator:
 
     # ---- ops ---------------------------------------------------------------------------------------------------------
 
+    def compute(self, op: Operation) -> Expression:
+        """The value of index arithmetic."""
+        build, operands = ARITHMETIC[type(op)], [self.indices[operand] for operand in op.operands]
+        if build in (_ceildiv, _floordiv) and isinstance(operands[1], int) and operands[1] < 1:
+            raise EmmyError(f"{op.name} by {operands[1]}; divisors are positive", location_of(op))
+        return build(*operands)
+
     def visit(self, op: Operation) -> None:
         """Evaluate one op."""
         if isinstance(op, arith.ConstantOp) and isinstance(op.value, IntegerAttr):
             self.indices[op.result] = op.value.value.data
         elif type(op) in ARITHMETIC:
-            self.indices[op.results[0]] = ARITHMETIC[type(op)](*(self.indices[operand] for operand in op.operands))
+            self.indices[op.results[0]] = self.compute(op)
         elif isinstance(op, tile.DimOp):
             self.indices[op.result] = self.buffers[op.source].sizes[op.axis.value.data]
         elif isinstance(op, tile.SmCountOp):

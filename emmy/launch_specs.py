@@ -164,4 +164,7 @@ def evaluate(expression: Expression, shapes: Mapping[str, Shape], strides: Mappi
         return shapes[SMS][0]
     if operation not in OPERATIONS:
         raise EmmyError(f"'{operation}' is no operation of a size expression; those are {', '.join(OPERATIONS)}")
-    return OPERATIONS[operation]([evaluate(operand, shapes, strides) for operand in operands])
+    values = [evaluate(operand, shapes, strides) for operand in operands]
+    if operation in ("ceildiv", "floordiv") and not values[1]:
+        raise EmmyError(f"the launch divides {values[0]} by a size that is 0")
+    return OPERATIONS[operation](values)

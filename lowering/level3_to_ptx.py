@@ -33,7 +33,7 @@ from emmy.dialects.ptx import ConstantOp, Instruction, KernelOp
 from emmy.errors import EmmyError
 from emmy.locations import location_of
 from emmy.lowering.ptx_addresses import ANYWHERE, SharedAddresses, make_view, parameter_kinds
-from emmy.lowering.ptx_arithmetic import BINARY, COMPARISONS
+from emmy.lowering.ptx_arithmetic import BINARY, COMPARISONS, DIVISIONS
 from emmy.lowering.ptx_builder import Builder, Number
 from emmy.lowering.ptx_copies import Copies
 from emmy.lowering.ptx_events import EVENTS, EventLowering, Role
@@ -499,6 +499,8 @@ def _register(op: type[OpT], convert: Callable[[KernelLowering, OpT], None]) -> 
 def _register_binary(op: type[Operation], build: Callable[[Builder, Number, Number], Number]) -> None:
     def convert(lowering: KernelLowering, operation: Operation) -> None:
         x, y = (lowering.number(v) for v in operation.operands)
+        if isinstance(operation, DIVISIONS) and isinstance(y, int) and y < 1:
+            raise EmmyError(f"{operation.name} by {y}; divisors are positive", location_of(operation))
         lowering.values[operation.results[0]] = build(lowering.builder, x, y)
 
     CONVERSIONS[op] = convert

@@ -130,3 +130,14 @@ BINARY: dict[type[Operation], Build] = {
     arith.ShRSIOp: _shift_signed,
 }
 """Arithmetic on two numbers. Unsigned ones are not negative; divisors are positive."""
+
+DIVISIONS = (
+    arith.DivUIOp,
+    arith.DivSIOp,
+    arith.FloorDivSIOp,
+    arith.RemUIOp,
+    arith.RemSIOp,
+    arith.CeilDivUIOp,
+    arith.CeilDivSIOp,
+)
+"""Those whose second number is a divisor."""

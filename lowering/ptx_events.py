@@ -116,6 +116,14 @@ class EventLowering(LoweredValues):
         """Addresses; no instruction."""
         self.rings[op.sym_name.data] = make_ring(op)
 
+    def ring_of(self, value: SSAValue) -> Ring:
+        """The ring of a cursor or slot. Raises `EmmyError` if the text has no such pipeline."""
+        name = async_copy.ring_name(value)
+        if name not in self.rings:
+            op = value.owner if isinstance(value.owner, Operation) else value.owner.parent_op()
+            raise EmmyError(f"the kernel has no pipeline @{name}", location_of(op))
+        return self.rings[name]
+
     def begin_barriers(self, kernel: tile.KernelOp) -> None:
         """Initialise all mbarriers by one thread, and let all threads and the async proxy see them; fetch tensor maps."""
         arrays = [array for ring in self.rings.values() for array in _arrays(ring)]
@@ -138,12 +146,12 @@ class EventLowering(LoweredValues):
 
     def begin(self, op: async_copy.BeginFillOp | async_copy.BeginReadOp) -> None:
         """Slot 0, phase 0."""
-        ring = self.rings[async_copy.ring_name(op.cursor)]
+        ring = self.ring_of(op.cursor)
         self.values[op.cursor] = (0, 0) if has_barriers(ring) else 0
 
     def slot(self, op: async_copy.SlotOp) -> None:
         """The slot is where the cursor is; the next one is a slot further on, or the first again, in the other phase."""
-        b, ring = self.builder, self.rings[async_copy.ring_name(op.cursor)]
+        b, ring = self.builder, self.ring_of(op.cursor)
         with_barriers = has_barriers(ring)
         place, phase = self.pair(op.cursor) if with_barriers else (self.number(op.cursor), 0)
         step = MBARRIER_BYTES if with_barriers else ring.slot_bytes
@@ -173,7 +181,7 @@ class EventLowering(LoweredValues):
                 if isinstance(op, async_copy.SlotOp):
                     place = places[op.slot] = places.get(op.cursor)
                     if place is not None and op.predicate is None:
-                        ring = self.rings[async_copy.ring_name(op.cursor)]
+                        ring = self.ring_of(op.cursor)
                         step = MBARRIER_BYTES if has_barriers(ring) else ring.slot_bytes
                         places[op.next] = (place + step) % (ring.stages * step)
             moved = [
@@ -199,7 +207,7 @@ class EventLowering(LoweredValues):
 
     def place(self, slot: SSAValue, field: str) -> tuple[SharedField, Number]:
         """A field, and the byte offset of a slot in its ring."""
-        return self.rings[async_copy.ring_name(slot)].fields[field], self.slot_offset(slot)
+        return self.ring_of(slot).fields[field], self.slot_offset(slot)
 
     # ---- copies by threads -------------------------------------------------------------------------------------------
 
@@ -248,7 +256,7 @@ class EventLowering(LoweredValues):
 
     def mbarrier(self, op: Operation, value: SSAValue, which: str, place: Number) -> tuple[SSAValue, int]:
         """Register and immediate of the address of a slot's full or empty mbarrier."""
-        ring = self.rings[async_copy.ring_name(value)]
+        ring = self.ring_of(value)
         array = cast("Barriers | None", getattr(ring, which))
         if array is None:
             raise EmmyError(f"@{async_copy.ring_name(value)} has no {which} mbarriers", location_of(op))
@@ -315,7 +323,7 @@ class EventLowering(LoweredValues):
 
     def boxes(self, op: async_copy.TmaLoadOp | async_copy.TmaStoreOp) -> Boxes:
         """How the field of a TMA op is cut. Raises `EmmyError` at the op."""
-        field = self.rings[async_copy.ring_name(op.slot)].fields[op.field.data]
+        field = self.ring_of(op.slot).fields[op.field.data]
         if isinstance(op, async_copy.TmaStoreOp) and field.layout.padded_cols != field.layout.cols:
             raise EmmyError("a TMA store would write the padding of the tile's rows too", location_of(op))
         try:
@@ -340,7 +348,7 @@ class EventLowering(LoweredValues):
 
     def map_of(self, op: async_copy.TmaLoadOp | async_copy.TmaStoreOp, boxes: Boxes) -> SSAValue:
         """The tensor map of a TMA op."""
-        swizzle = self.rings[async_copy.ring_name(op.slot)].fields[op.field.data].layout.swizzle
+        swizzle = self.ring_of(op.slot).fields[op.field.data].layout.swizzle
         return self.tensor_map(op.view, boxes.shape, swizzle)
 
     def transfers(

@@ -1,0 +1,63 @@
+"""Texts of lower levels, edited wrongly: a sentence with its place, never an error of the compiler's own."""
+
+from __future__ import annotations
+
+import functools
+import re
+
+import numpy as np
+import pytest
+
+import emmy
+
+ATTENTION = """func.func @f(%q: tensor<1x2x?x32xf16>, %k: tensor<1x1x40x32xf16>) -> tensor<1x2x?x32xf16> {
+  %o = tensor_op.attention %q, %k, %k scale 0.125 causal
+    : (tensor<1x2x?x32xf16>, tensor<1x1x40x32xf16>, tensor<1x1x40x32xf16>) -> tensor<1x2x?x32xf16>
+  func.return %o : tensor<1x2x?x32xf16>
+}
+"""
+
+
+@functools.cache
+def level(stage: str) -> str:
+    schedule = {"block": [16, 32, 32], "warps": [1, 1], "stages": 2}
+    return emmy.compile(ATTENTION, "sm_80", schedule=schedule).ir(stage)
+
+
+def refused(text: str, sentence: str) -> None:
+    with pytest.raises(emmy.EmmyError, match=sentence) as caught:
+        assert emmy.compile(text, "sm_80").portable_artefact
+    assert "internal error" not in str(caught.value)
+    assert caught.value.location is not None
+
+
+@pytest.mark.parametrize("stage", ["lower-tile", "lower-transport", "prefetch-fragments", "unroll-loops"])
+def test_a_pipeline_that_is_gone(stage: str):
+    text = re.sub(r"\n *async_copy.pipeline @q .*", "", level(stage))
+    assert text != level(stage)
+    refused(text, "@q")
+
+
+@pytest.mark.parametrize("divisor", [0, -4])
+def test_a_divisor_that_is_not_positive(divisor: int):
+    """In the host function, and in the kernel."""
+    wrong = f"%wrong = arith.constant {divisor} : index\n%share = arith.ceildivui %wrong, %wrong : index\n"
+    host = re.sub(r"(?=%\w+ = arith.ceildivui)", wrong, level("lower-tile"), count=1)
+    kernel = re.sub(r"(?=%\w+ = async_copy.begin_read)", wrong, level("unroll-loops"), count=1)
+    for text in (host, kernel):
+        refused(text, f"ceildivui by {divisor}; divisors are positive")
+
+
+@pytest.mark.parametrize("stage", ["lower-tensor-op", "lower-tile"])
+def test_a_coordinate_of_a_third_axis(stage: str):
+    text, count = re.subn(r"coord 0 from", "coord 2 from", level(stage), count=1)
+    assert count
+    refused(text, "axis")
+
+
+def test_a_size_of_the_call_is_no_divisor_if_it_is_0():
+    text, count = re.subn(r"(arith.ceildivui (%\w+), )%\w+", r"\1\2", level("lower-tile"), count=1)
+    assert count
+    module = emmy.compile(text, "sm_80")
+    with pytest.raises(emmy.EmmyError, match="the launch divides 0 by a size that is 0"):
+        module.f(np.ones((1, 2, 0, 32), np.float16), np.ones((1, 1, 40, 32), np.float16), device="emulator")
