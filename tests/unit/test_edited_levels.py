@@ -41,11 +41,13 @@ def test_a_pipeline_that_is_gone(stage: str):
 @pytest.mark.parametrize("divisor", [0, -4])
 def test_a_divisor_that_is_not_positive(divisor: int):
     """In the host function, and in the kernel."""
-    wrong = f"%wrong = arith.constant {divisor} : index\n%share = arith.ceildivui %wrong, %wrong : index\n"
-    host = re.sub(r"(?=%\w+ = arith.ceildivui)", wrong, level("lower-tile"), count=1)
-    kernel = re.sub(r"(?=%\w+ = async_copy.begin_read)", wrong, level("unroll-loops"), count=1)
-    for text in (host, kernel):
-        refused(text, f"ceildivui by {divisor}; divisors are positive")
+    for stage, of_host in (("lower-tile", True), ("split-masks", False)):
+        text = level(stage)
+        at = 0 if of_host else text.index("tile.kernel")
+        wrong = rf"%wrong = arith.constant {divisor} : index\n\1 = arith.ceildivui \2, %wrong"
+        edited, count = re.subn(r"(%\w+) = arith.ceildivui (%\w+), %\w+", wrong, text[at:], count=1)
+        assert count
+        refused(text[:at] + edited, f"ceildivui by {divisor}; divisors are positive")
 
 
 @pytest.mark.parametrize("stage", ["lower-tensor-op", "lower-tile"])
