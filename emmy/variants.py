@@ -67,6 +67,8 @@ def parse_variants(text: str) -> tuple[str, ...]:
     names = list(VARIANTS) if text == "all" else [name.strip() for name in text.split(",") if name.strip()]
     unknown = [name for name in names if name not in VARIANTS]
     if unknown or not names:
+        if "all" in unknown:
+            raise EmmyError("'all' stands alone: it is every variant there is")
         wrong = f"there is no variant '{unknown[0]}'" if unknown else "no variant is named"
         raise EmmyError(f"{wrong}; there are {', '.join(VARIANTS)} and all")
     return tuple(name for name in VARIANTS if name in names)

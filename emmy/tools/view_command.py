@@ -12,7 +12,7 @@ from emmy.atoms import ATOMS, DTYPE_BITS, OperandPlace, get_atom
 from emmy.errors import EmmyError
 from emmy.files import read_text, write_file
 from emmy.layout.shared import Swizzle, shared_layout
-from emmy.targets import DEFAULT_TARGET, get_target
+from emmy.targets import DEFAULT_TARGET, TARGETS, get_target
 from emmy.tools.compile_command import add_lowering_options
 from emmy.views.layouts import fragment_svg, shared_svg
 
@@ -70,7 +70,13 @@ def _layout(args: argparse.Namespace) -> str:
             raise EmmyError(f"--shared is ROWSxCOLSxDTYPE with a dtype of {known}; got '{args.shared}'")
         if args.rows < 1:
             raise EmmyError(f"--rows draws 1 row or more, got {args.rows}")
-        tile = shared_layout(int(match[1]), int(match[2]), ELEMENT_BYTES[match[3]], SWIZZLES[args.swizzle])
+        rows, columns, element = int(match[1]), int(match[2]), ELEMENT_BYTES[match[3]]
+        most = max(target.shared_bytes_per_block for target in TARGETS.values())
+        if rows * columns * element > most:
+            raise EmmyError(
+                f"a tile of {rows * columns * element} bytes is in no shared memory; a CTA has {most} at most"
+            )
+        tile = shared_layout(rows, columns, element, SWIZZLES[args.swizzle])
         return shared_svg(tile, match[3], args.rows)
     match = re.fullmatch(r"([0-9]{1,6})x([0-9]{1,6})", args.fragment)
     if match is None or "0" in match.groups():

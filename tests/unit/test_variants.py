@@ -150,6 +150,8 @@ def test_names_of_variants():
         parse_variants("rows3")
     with pytest.raises(EmmyError, match="no variant is named"):
         parse_variants("")
+    with pytest.raises(EmmyError, match="'all' stands alone"):
+        parse_variants("all, any")
 
 
 def test_fitting_is_about_all_tensors():

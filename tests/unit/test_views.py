@@ -118,6 +118,7 @@ def test_text_is_escaped_and_output_repeats(capsys: pytest.CaptureFixture[str]):
         (["--shared", "5x5xf64"], "--shared is ROWSxCOLSxDTYPE with a dtype of"),
         (["--shared", "5x5"], "--shared is ROWSxCOLSxDTYPE with a dtype of"),
         (["--shared", "0x5xf16"], "a shared tile needs positive extents"),
+        (["--shared", "100000x100000xf16"], "a tile of 20000000000 bytes is in no shared memory"),
         (["--shared", "8x8xf16", "--swizzle", "128"], "a 128-byte swizzle does not fit 8 columns"),
         (["--shared", "8x8xf16", "--rows", "0"], "--rows draws 1 row or more, got 0"),
         (["--fragment", "16x17"], "a fragment a of 16x17 is not made of whole operands"),
