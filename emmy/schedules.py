@@ -220,6 +220,9 @@ ADDRESS_REGISTERS = 24
 SHARED_ALIGNMENT = 1024
 """Bytes at a multiple of which each ring begins in shared memory (`allocate-shared`; the 128-byte swizzle wants it)."""
 
+SHARED_ROW_BYTES = 32
+"""What each row of a tile takes at least in shared memory, and a multiple of (`emmy.layout.shared`)."""
+
 
 @dataclass(frozen=True)
 class Epilogue:
@@ -241,7 +244,8 @@ def shared_bytes(schedule: Schedule, epilogue: Epilogue = Epilogue(), operand_by
     end = schedule.stages * (rows + columns) * depth * operand_bytes
     for spans_rows, spans_columns, element in epilogue.tensors:
         start = -(-end // SHARED_ALIGNMENT) * SHARED_ALIGNMENT
-        end = start + (rows if spans_rows else 1) * (columns if spans_columns else 1) * element
+        row_bytes = (columns if spans_columns else 1) * element
+        end = start + (rows if spans_rows else 1) * -(-row_bytes // SHARED_ROW_BYTES) * SHARED_ROW_BYTES
     staged = min(2 * schedule.store_columns, columns) or columns
     result = rows * staged * epilogue.result_bytes if schedule.epilogue == "shared" else 0
     # A CTA that goes on with the next tile fills the ring while the result leaves: they do not share bytes.

@@ -7,6 +7,7 @@ import pytest
 import emmy
 from emmy.errors import EmmyError
 from emmy.ir import make_context, parse_module
+from emmy.layout.shared import shared_layout
 from emmy.passes.assign_schedule import AssignSchedule
 from emmy.schedules import (
     CANDIDATES,
@@ -243,3 +244,24 @@ def test_shared_memory_is_what_is_allocated(roles, transport, persistent, stages
     module = emmy.compile(text, "sm_90a", schedule=fields)
     kernel = next(op for op in parse_module(module.ir("level3"), "level3").walk() if op.name == "tile.kernel")
     assert kernel.attributes["emmy.shared_bytes"].value.data == shared_bytes(schedule)
+
+
+@pytest.mark.parametrize(("rows", "columns", "element"), [(128, 1, 2), (128, 1, 4), (1, 256, 2), (128, 48, 4)])
+def test_tiles_of_further_tensors_take_what_their_layout_takes(rows: int, columns: int, element: int):
+    """A row of one element is padded to 32 bytes."""
+    schedule = Schedule(block=(max(rows, 16), max(columns, 16), 16), warps=(1, 1), stages=1, epilogue="direct")
+    tensor = (rows > 1, columns > 1, element)
+    added = shared_bytes(schedule, Epilogue(tensors=(tensor,))) - shared_bytes(schedule)
+    start = -(-shared_bytes(schedule) // 1024) * 1024 - shared_bytes(schedule)
+    assert added == start + shared_layout(rows, columns, element).size_bytes
+
+
+def test_a_default_leaves_room_for_a_column():
+    """The rows of a `?` x 1 tensor took 16 times what was reckoned: the schedule that was chosen did not fit."""
+    text = """func.func @f(%a: tensor<?x?xf16>, %b: tensor<?x?xf16>, %c: tensor<?x1xf16>, %r: tensor<1x?xf16>) -> tensor<?x?xf16> {
+      %0 = tensor_op.matmul %a, %b transpose_a : (tensor<?x?xf16>, tensor<?x?xf16>) -> tensor<?x?xf16>
+      %1 = tensor_op.map sub %0, %c : (tensor<?x?xf16>, tensor<?x1xf16>) -> tensor<?x?xf16>
+      %2 = tensor_op.map sub %1, %r : (tensor<?x?xf16>, tensor<1x?xf16>) -> tensor<?x?xf16>
+      func.return %2 : tensor<?x?xf16>
+    }"""
+    assert emmy.compile(text, "sm_90a").portable_artefact
