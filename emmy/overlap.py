@@ -57,7 +57,9 @@ def check_apart(arrays: Sequence[ArrayInfo], addresses: Sequence[int], names: Se
 
 
 def refuse_overlap(arrays: Sequence[Array], outs: Sequence[Array], names: Sequence[str]) -> None:
-    """`check_apart` for NumPy arrays: arguments, called `names`, and results."""
+    """`check_apart` for NumPy arrays: arguments, called `names`, and results, which nobody may have made read-only."""
+    if not all(out.flags.writeable for out in outs):
+        raise EmmyError("out is read-only; pass an array that can be written")
     everything = (*arrays, *outs)
     addresses = [array.ctypes.data for array in everything]
     check_apart([_info(array) for array in everything], addresses, names)

@@ -37,6 +37,14 @@ def test_out_that_overlaps_in_part_is_refused(mm):
         mm(np.ones((16, 16), np.float16), memory[:16], device="emulator", out=memory[4:])
 
 
+def test_out_that_is_read_only_is_refused(mm):
+    """Its memory may be of an object that never changes, or of a file that is mapped without writing."""
+    a, out = np.ones((16, 16), np.float16), np.frombuffer(bytes(512), np.float16).reshape(16, 16)
+    with pytest.raises(EmmyError, match="out is read-only"):
+        mm(a, a, device="emulator", out=out)
+    assert not out.any()
+
+
 def test_columns_beside_each_other_share_nothing(mm):
     """The ranges of memory overlap, the elements do not: parts of one buffer are fine."""
     memory = np.ones((16, 48), np.float16)

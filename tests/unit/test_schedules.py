@@ -258,7 +258,9 @@ def test_tiles_of_further_tensors_take_what_their_layout_takes(rows: int, column
 
 def test_a_default_leaves_room_for_a_column():
     """The rows of a `?` x 1 tensor took 16 times what was reckoned: the schedule that was chosen did not fit."""
-    text = """func.func @f(%a: tensor<?x?xf16>, %b: tensor<?x?xf16>, %c: tensor<?x1xf16>, %r: tensor<1x?xf16>) -> tensor<?x?xf16> {
+    text = """func.func @f(
+      %a: tensor<?x?xf16>, %b: tensor<?x?xf16>, %c: tensor<?x1xf16>, %r: tensor<1x?xf16>
+    ) -> tensor<?x?xf16> {
       %0 = tensor_op.matmul %a, %b transpose_a : (tensor<?x?xf16>, tensor<?x?xf16>) -> tensor<?x?xf16>
       %1 = tensor_op.map sub %0, %c : (tensor<?x?xf16>, tensor<?x1xf16>) -> tensor<?x?xf16>
       %2 = tensor_op.map sub %1, %r : (tensor<?x?xf16>, tensor<1x?xf16>) -> tensor<?x?xf16>
