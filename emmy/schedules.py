@@ -231,10 +231,12 @@ class Epilogue:
     result_bytes: of one element of the widest result, which is staged over the drained operand ring.
     tensors: of each tensor that it reads beside the product's operands, whether its tile spans rows and columns, and the
     bytes of one element; each tile has a place of its own, so that it can arrive during the main loop.
+    further_bytes: of one element of all other results; where the ring fills again meanwhile, each has a place of its own.
     """
 
     result_bytes: int = 2
     tensors: tuple[tuple[bool, bool, int], ...] = ()
+    further_bytes: int = 0
 
 
 def shared_bytes(schedule: Schedule, epilogue: Epilogue = Epilogue(), operand_bytes: int = 2) -> int:
@@ -247,7 +249,8 @@ def shared_bytes(schedule: Schedule, epilogue: Epilogue = Epilogue(), operand_by
         row_bytes = (columns if spans_columns else 1) * element
         end = start + (rows if spans_rows else 1) * -(-row_bytes // SHARED_ROW_BYTES) * SHARED_ROW_BYTES
     staged = min(2 * schedule.store_columns, columns) or columns
-    result = rows * staged * epilogue.result_bytes if schedule.epilogue == "shared" else 0
+    each_column = epilogue.result_bytes + (epilogue.further_bytes if schedule.persistent else 0)
+    result = rows * staged * each_column if schedule.epilogue == "shared" else 0
     # A CTA that goes on with the next tile fills the ring while the result leaves: they do not share bytes.
     end = (
         -(-end // SHARED_ALIGNMENT) * SHARED_ALIGNMENT + result if schedule.persistent and result else max(end, result)

@@ -212,9 +212,11 @@ def _static(sizes: Sequence[int]) -> int | None:
 def _epilogue(group: Group, matmul: MatmulOp) -> Epilogue:
     """What the kernel of a group keeps in shared memory beside the operand ring."""
     read = [v for v in dict.fromkeys(v for op in group.elementwise for v in op.operands) if v in group.inputs()]
+    results = [_bytes(value) for value in group.outputs()]
     return Epilogue(
-        max(_bytes(value) for value in group.outputs()),
+        max(results),
         tuple((*_spans(tensor_type(v).get_shape(), group.shape), _bytes(v)) for v in read),
+        sum(results) - max(results),
     )
 
 

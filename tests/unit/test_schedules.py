@@ -267,3 +267,13 @@ def test_a_default_leaves_room_for_a_column():
       func.return %2 : tensor<?x?xf16>
     }"""
     assert emmy.compile(text, "sm_90a").portable_artefact
+
+
+def test_a_default_leaves_room_for_two_results():
+    """A persistent CTA stages each result in a place of its own."""
+    text = """func.func @f(%a: tensor<?x?xf16>, %b: tensor<?x?xf16>) -> (tensor<?x?xf16>, tensor<?x?xf16>) {
+      %0 = tensor_op.matmul %a, %b : (tensor<?x?xf16>, tensor<?x?xf16>) -> tensor<?x?xf16>
+      %1 = tensor_op.map relu %0 : (tensor<?x?xf16>) -> tensor<?x?xf16>
+      func.return %0, %1 : tensor<?x?xf16>, tensor<?x?xf16>
+    }"""
+    assert emmy.compile(text, "sm_90a").portable_artefact
