@@ -89,6 +89,8 @@ def attention_cases() -> Iterator[Attention]:
             yield Attention(name, batch, heads, groups, 4096, 4096, depth, causal)
     for length in (2048, 4096, 8192):
         yield Attention(f"gemma window s{length} d256", 1, 16, 8, length, length, 256, True, 1024)
+    for causal in (False, True):
+        yield Attention(f"gemma global s4096 d512{' causal' * causal}", 1, 16, 1, 4096, 4096, 512, causal)
     for batch, heads, groups, keys, depth in (
         (1, 16, 8, 8192, 128),
         (1, 16, 8, 32768, 128),

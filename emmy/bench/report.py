@@ -101,7 +101,9 @@ def ladder(run: Run) -> str:
     bases = list(dict.fromkeys(base_name(case) for case in run.timed))
     by_variant: dict[str, dict[str, float]] = defaultdict(dict)
     for case in run.timed:
-        by_variant[case.get("variant") or "(default)"][base_name(case)] = case.get("ratio") or 0.0
+        of_variant = by_variant[case.get("variant") or "(default)"]
+        if case.get("ratio"):
+            of_variant[base_name(case)] = case["ratio"]
     registers = {case.get("variant") or "(default)": str(case.get("registers", "-")) for case in run.timed}
     rows = [
         [

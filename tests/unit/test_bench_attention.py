@@ -43,7 +43,7 @@ def test_flops_are_those_of_what_is_seen(problem: Attention):
 
 def test_every_case_has_a_name_and_a_text_of_its_own_shapes():
     works = list(SUITES["attention"]())
-    assert len({work.case.name for work in works}) == len({work.artefact for work in works}) == len(works) == 15
+    assert len({work.case.name for work in works}) == len({work.artefact for work in works}) == len(works) == 17
     for work in works:
         (function,) = parse_module(str(work.source), work.artefact).body.block.ops
         shapes = [list(arg.type.get_shape()) for arg in function.body.block.args]
