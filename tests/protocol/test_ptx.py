@@ -30,7 +30,9 @@ def to_ptx(name: str, kind: str, placement: str, target: str, sites: str = "eage
     return next(op for op in module.walk() if isinstance(op, KernelOp)), print_ptx(module, target)
 
 
-def launch(kernel: KernelOp, text: str, inputs: list[np.ndarray], ctas: int, **mode: object) -> tuple[np.ndarray, Report]:
+def launch(
+    kernel: KernelOp, text: str, inputs: list[np.ndarray], ctas: int, **mode: object
+) -> tuple[np.ndarray, Report]:
     """Run a kernel whose last view is the result, shaped as the first."""
     out = np.full(inputs[0].shape, np.nan, np.float16)
     views, args = [*inputs, out], []
@@ -78,4 +80,6 @@ def test_any_lengths_in_any_order_of_events(data: st.DataObject):
     kind, placement, target = data.draw(st.sampled_from(CASES))
     keys = data.draw(st.integers(1, 70)) if name == "flash_attention" else 16 * data.draw(st.integers(1, 5))
     mode = {"landing": data.draw(st.sampled_from(LANDINGS)), "order": data.draw(st.sampled_from(ORDERS))}
-    check(name, kind, placement, target, data.draw(st.integers(1, 40)), keys, seed=data.draw(st.integers(0, 99)), **mode)
+    check(
+        name, kind, placement, target, data.draw(st.integers(1, 40)), keys, seed=data.draw(st.integers(0, 99)), **mode
+    )

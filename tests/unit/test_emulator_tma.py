@@ -238,7 +238,7 @@ MISSPELT = {
     "2 coordinates are expected, 1 given": ("{%c0, %c1}], [%bar]", "{%c0}], [%bar]"),
     "a tensor address": (", {%c0, %c1}], [%bar]", "], [%bar]"),
     "stand in braces": ("{%c0, %c1}], [%bar]", "%c0], [%bar]"),
-    "3 operands, expected 4": ("complete_tx::bytes", "complete_tx::bytes.L2::cache_hint"),
+    "operands, expected 4": ("complete_tx::bytes", "complete_tx::bytes.L2::cache_hint"),
     "one of .1d": ("tensor.2d.shared", "tensor.6d.shared"),
     ".bulk_group is missing": (".bulk_group", ""),
     "needs .version 8.0": (".version 8.0", ".version 7.8"),
