@@ -15,7 +15,6 @@ from emmy.atoms import get_atom
 from emmy.errors import EmmyError
 from emmy.schedules import (
     ADDRESS_REGISTERS,
-    AUTO_TRANSPORT,
     MBARRIER_BYTES,
     SHARED_ALIGNMENT,
     UNKNOWN_SIZE,
@@ -23,7 +22,9 @@ from emmy.schedules import (
     WARPGROUP_SHARE,
     Schedule,
     as_it_is,
-    register_split,
+    problem_with_limits,
+    problem_with_warpgroups,
+    transport_on,
 )
 from emmy.targets import Target
 from emmy.variants import Variant
@@ -324,10 +325,9 @@ def problem_of_chain(schedule: Schedule, target: Target, chain: Chain) -> str | 
         return f"block[1] divides a page's {chain.page} keys, got {schedule.block[1]}"
     if chain.ragged and schedule.splits:
         return f"splits wants sequences of one number of rows, got {schedule.splits}"
-    if schedule.atom == WARPGROUP_ATOM and not target.wgmma:
-        return f"atom = {WARPGROUP_ATOM} needs sm_90a, and the target is {target.name}"
-    if schedule.atom == WARPGROUP_ATOM and chain.max_k:
-        return f"atom = {WARPGROUP_ATOM} has no hybrid sums; use accumulate<f32>, or atom = {WARPGROUP_SHARE}"
+    problem = problem_with_warpgroups(schedule, target, hybrid=bool(chain.max_k))
+    if problem is not None:
+        return problem
     if schedule.promote and not chain.max_k:
         return "promote belongs to the hybrid policy, and these products accumulate in f32"
     if schedule.promote > chain.max_k:
@@ -338,21 +338,5 @@ def problem_of_chain(schedule: Schedule, target: Target, chain: Chain) -> str | 
         get_atom(schedule.fragment_atom, chain.element, "f16" if chain.max_k else "f32", target.name)
     except EmmyError as error:
         return error.message
-    transport = AUTO_TRANSPORT[target.name] if schedule.transport == "auto" else schedule.transport
-    needed, limit = chained_shared_bytes(replace(schedule, transport=transport), chain), target.shared_bytes_per_block
-    if needed > limit:
-        return (
-            f"it needs {needed} bytes of shared memory, and a CTA of {target.name} has {limit}; reduce block or stages"
-        )
-    if schedule.cta_threads > target.max_threads:
-        return f"it has {schedule.cta_threads} threads, and a CTA of {target.name} has at most {target.max_threads}"
-    limit = min(target.registers_per_thread, target.registers_per_sm // schedule.cta_threads)
-    if schedule.roles == "specialized":
-        split = register_split(schedule, target)
-        if isinstance(split, str):
-            return split
-        limit = min(split.consumer, target.registers_per_thread) if split else limit
-    needed = chained_registers(schedule, chain)
-    if needed > limit:
-        return f"each thread needs at least {needed} registers and can have {limit}; use more warps or a smaller block"
-    return None
+    needed = chained_shared_bytes(replace(schedule, transport=transport_on(schedule, target)), chain)
+    return problem_with_limits(schedule, target, needed, chained_registers(schedule, chain))

@@ -29,6 +29,9 @@ WARPGROUP_WARPS = 4
 WARPGROUP_SHARE = "m16n8k16"
 """The atom whose register layouts one warp's share of a `wgmma` has (PTX ISA, "Register Fragments for wgmma")."""
 
+NO_HYBRID_WARPGROUPS = f"atom = {WARPGROUP_ATOM} has no hybrid sums; use accumulate<f32>, or atom = {WARPGROUP_SHARE}"
+"""Partial sums would be waited for one by one."""
+
 CHOICES: dict[str, tuple[str, ...]] = {
     "transport": TRANSPORTS,
     "roles": ROLES,
@@ -198,6 +201,12 @@ SCHEDULE_FIELDS: dict[str, object] = {f.name: f.default for f in fields(Schedule
 AUTO_TRANSPORT = {"sm_80": "cp_async", "sm_89": "cp_async", "sm_90a": "tma", "sm_120a": "tma"}
 """Target name -> what `transport = auto` means; with `tma`, tensors that TMA cannot move are copied by cp.async."""
 
+
+def transport_on(schedule: Schedule, target: Target) -> str:
+    """What moves a schedule's tiles on a target: `auto` by its name."""
+    return AUTO_TRANSPORT[target.name] if schedule.transport == "auto" else schedule.transport
+
+
 MBARRIER_BYTES = 8
 """Bytes of shared memory of an mbarrier: a slot has one if TMA fills it, two if another role reads it than fills it."""
 
@@ -298,7 +307,7 @@ def register_split(schedule: Schedule, target: Target) -> RegisterSplit | str | 
     if not asked and entry >= MOST_CONSUMER_REGISTERS:
         return None
     pool = entry * schedule.cta_threads
-    transport = AUTO_TRANSPORT[target.name] if schedule.transport == "auto" else schedule.transport
+    transport = transport_on(schedule, target)
     producer = schedule.producer_regs or PRODUCER_REGISTERS[transport]
     left = (pool - 32 * warps[1] * producer) // schedule.threads // 8 * 8
     consumer = schedule.consumer_regs or min(left, MOST_CONSUMER_REGISTERS)
@@ -321,11 +330,19 @@ def problem_on_target(
         return f"splits is for two products in a row, where it is a number of CTAs; this is one product, got {schedule.splits}"
     if schedule.transport == "tma" and not target.tma:
         return f"transport = tma needs sm_90 or later, and the target is {target.name}; use cp_async"
-    transport = AUTO_TRANSPORT[target.name] if schedule.transport == "auto" else schedule.transport
-    needed, limit = shared_bytes(replace(schedule, transport=transport), epilogue), target.shared_bytes_per_block
-    if needed > limit:
+    needed = shared_bytes(replace(schedule, transport=transport_on(schedule, target)), epilogue)
+    return problem_with_limits(schedule, target, needed, least_registers(schedule, f16_sums))
+
+
+def problem_with_limits(schedule: Schedule, target: Target, shared: int, registers: int) -> str | None:
+    """One sentence about which limit of a CTA of the target a kernel exceeds, or None.
+
+    shared: bytes of shared memory that it needs. registers: 32-bit registers that each of its math threads needs.
+    """
+    limit = target.shared_bytes_per_block
+    if shared > limit:
         return (
-            f"it needs {needed} bytes of shared memory, and a CTA of {target.name} has {limit}; reduce block or stages"
+            f"it needs {shared} bytes of shared memory, and a CTA of {target.name} has {limit}; reduce block or stages"
         )
     if schedule.cta_threads > target.max_threads:
         return f"it has {schedule.cta_threads} threads, and a CTA of {target.name} has at most {target.max_threads}"
@@ -335,10 +352,20 @@ def problem_on_target(
         if isinstance(split, str):
             return split
         limit = min(split.consumer, target.registers_per_thread) if split else limit
-    needed = least_registers(schedule, f16_sums)
-    if needed > limit:
-        return f"each thread needs at least {needed} registers and can have {limit}; use more warps or a smaller block"
+    if registers > limit:
+        return (
+            f"each thread needs at least {registers} registers and can have {limit}; use more warps or a smaller block"
+        )
     return None
+
+
+def problem_with_warpgroups(schedule: Schedule, target: Target, hybrid: bool) -> str | None:
+    """One sentence about why products of warpgroups, if the schedule asks for them, cannot be, or None."""
+    if schedule.atom != WARPGROUP_ATOM:
+        return None
+    if not target.wgmma:
+        return f"atom = {WARPGROUP_ATOM} needs sm_90a, and the target is {target.name}"
+    return NO_HYBRID_WARPGROUPS if hybrid else None
 
 
 # ---- where a target starts from --------------------------------------------------------------------------------------
@@ -601,6 +628,6 @@ def choose_schedule(
 
 def _spills(schedule: Schedule, target: Target, partial: int, wide: bool) -> bool:
     """Whether ptxas was seen to spill such a kernel."""
-    transport = AUTO_TRANSPORT[target.name] if schedule.transport == "auto" else schedule.transport
+    transport = transport_on(schedule, target)
     copies = "narrow" if not wide else "tma" if transport == "tma" else "threads"
     return any(spill.meets(schedule, copies, partial) for spill in SPILLS[target.name])

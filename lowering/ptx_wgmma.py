@@ -18,7 +18,7 @@ from xdsl.ir import SSAValue
 from emmy.dialects import mma
 from emmy.dialects.ptx import ConstantOp, WgmmaForm, WgmmaMmaAsyncOp, WgmmaWaitGroupOp
 from emmy.errors import EmmyError
-from emmy.layout.descriptor import MatrixDescriptor, matrix_descriptor
+from emmy.layout.descriptor import MatrixDescriptor, OperandDescriptors
 from emmy.layout.shared import CHUNK_BYTES, SharedLayout
 from emmy.locations import location_of
 from emmy.lowering.ptx_addresses import SharedField
@@ -52,8 +52,8 @@ class InPlace:
 
 @lru_cache(maxsize=1024)
 def descriptor_of(layout: SharedLayout, transposed: bool, extent: int, at: tuple[int, int]) -> MatrixDescriptor:
-    """`matrix_descriptor`, kept: each k-step of each kernel asks for it."""
-    return matrix_descriptor(layout.layout, layout.swizzle, layout.element_bytes, transposed, extent, at)
+    """The descriptor of `extent` rows of M or N of a tile, kept: each k-step of each kernel asks for it."""
+    return OperandDescriptors(layout, transposed, extent).at(*at)
 
 
 def is_zero(register: SSAValue) -> bool:

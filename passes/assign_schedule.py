@@ -31,7 +31,13 @@ from emmy.dialects.tile import ScheduleAttr
 from emmy.errors import EmmyError
 from emmy.locations import location_of
 from emmy.passes.fusion import Group, group_ops, live_ops
-from emmy.schedules import WARPGROUP_ATOM, Epilogue, Schedule, choose_schedule, problem_on_target
+from emmy.schedules import (
+    Epilogue,
+    Schedule,
+    choose_schedule,
+    problem_on_target,
+    problem_with_warpgroups,
+)
 from emmy.targets import Target, get_target
 
 GRIDS = {"block": ("block_m", "block_n", "block_k"), "warps": ("warps_m", "warps_n")}
@@ -192,11 +198,9 @@ def _problem_with_atom(schedule: Schedule, matmul: MatmulOp, policy: AccumulateA
         get_atom(schedule.fragment_atom, str(tensor_type(matmul.a).element_type), accumulator, target.name)
     except EmmyError as error:
         return error.message
-    if schedule.atom == WARPGROUP_ATOM:
-        if not target.wgmma:
-            return f"atom = {WARPGROUP_ATOM} needs sm_90a, and the target is {target.name}"
-        if policy.policy.data == "hybrid":
-            return f"atom = {WARPGROUP_ATOM} has no hybrid sums; use accumulate<f32>, or atom = m16n8k16"
+    problem = problem_with_warpgroups(schedule, target, policy.policy.data == "hybrid")
+    if problem is not None:
+        return problem
     if schedule.promote and policy.policy.data != "hybrid":
         return f"promote belongs to the hybrid policy, and this product accumulates in {policy.policy.data}"
     if schedule.promote > policy.max_k.data:

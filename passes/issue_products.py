@@ -16,7 +16,7 @@ from emmy.dialects import async_copy, mma, tile
 from emmy.errors import EmmyError
 from emmy.locations import location_of
 from emmy.passes.emitter import Emitter
-from emmy.schedules import WARPGROUP_ATOM
+from emmy.schedules import NO_HYBRID_WARPGROUPS, WARPGROUP_ATOM
 
 OPERANDS = (mma.LoadOp, async_copy.WaitOp, async_copy.SlotOp)
 """What may stand between the products of a group beside ops without effects: it fetches their operands."""
@@ -125,7 +125,7 @@ def commit(groups: list[Group]) -> None:
 def issue(op: mma.MmaOp, groups: list[Group]) -> None:
     """Begin a product, in the newest group; an older group whose sum goes on here is waited for with it."""
     if op.accumulate is not None and op.accumulate.policy.data == "hybrid":
-        raise EmmyError("atom = wgmma has no hybrid sums; use accumulate<f32>, or atom = m16n8k16", location_of(op))
+        raise EmmyError(NO_HYBRID_WARPGROUPS, location_of(op))
     block, group = op.parent_block(), groups[-1]
     assert block is not None
     emit = Emitter(block, op, op)

@@ -27,6 +27,7 @@ from emmy.layout.shared import shared_layout
 from emmy.pipelines import pipeline_for
 from emmy.registry import COMMON_PASSES, PASSES, load_pass
 from emmy.tools.cli import complete_parser
+from emmy.tools.loops import loop_around, main_loop
 from emmy.tools.opt import make_parser as make_opt_parser
 from emmy.tools.shell import guarded
 from emmy.tools.wgmma_page import wgmma_page
@@ -65,7 +66,7 @@ def levels_page(root: Path) -> str:
     source = (root / EXAMPLE).read_text().strip()
     placed = [step.name for step in pipeline_for(TARGET) if step.level == "level3"]
     level3 = module.ir("double-buffer-fragments")
-    loop = main_loop(module.ptx)
+    loop = main_loop(module.ptx, "mma.sync")
     return f"""{NOTICE}
 # One GEMM at every level
 
@@ -115,7 +116,7 @@ name the tile of every CTA:
 The main loop begins like this:
 
 ```mlir
-{excerpt(level4_loop(module), 24)}
+{excerpt(loop_around(module.ir("ptx"), "ptx.mma_"), 24)}
 ```
 
 ## PTX of the main loop
@@ -133,16 +134,6 @@ def only_kernel(text: str) -> str:
     return inspect.cleandoc("\n" + text[start:end]).strip()
 
 
-def level4_loop(module: CompiledModule) -> str:
-    """The loop of level 4 that holds the products."""
-    text = module.ir("ptx").splitlines()
-    product = next(i for i, line in enumerate(text) if "ptx.mma_" in line)
-    start = max(i for i, line in enumerate(text[:product]) if "scf.for" in line)
-    indent = len(text[start]) - len(text[start].lstrip())
-    end = next(i for i in range(start + 1, len(text)) if text[i].startswith(" " * indent + "}"))
-    return inspect.cleandoc("\n" + "\n".join(text[start : end + 1]))
-
-
 def excerpt(text: str, count: int, width: int = 160) -> str:
     """The first `count` lines, long ones cut, and how many follow."""
     lines = [line if len(line) <= width else line[:width] + " ..." for line in text.splitlines()]
@@ -156,19 +147,6 @@ def instruction_table(module: CompiledModule) -> str:
     count = sum(1 for line in text.splitlines() if "ptx." in line and "ptx.kernel" not in line)
     products, loads = text.count("ptx.mma_"), text.count("ptx.ldmatrix")
     return f"The kernel is {count} `ptx` ops, {products} of them products and {loads} `ldmatrix`.\n"
-
-
-def main_loop(ptx: str) -> str:
-    """The lines of the innermost loop that holds the products, from its label to its branch."""
-    lines = ptx.splitlines()
-    loops: list[tuple[int, int]] = []
-    labels = {line.strip().rstrip(":"): i for i, line in enumerate(lines) if re.fullmatch(r"\s*[$\w]+:", line)}
-    for i, line in enumerate(lines):
-        match = re.search(r"\bbra(?:\.uni)?\s+([$\w]+);", line)
-        if match and labels.get(match[1], i) < i and any("mma.sync" in inner for inner in lines[labels[match[1]] : i]):
-            loops.append((labels[match[1]], i))
-    start, end = min(loops, key=lambda loop: loop[1] - loop[0])
-    return "\n".join(lines[start : end + 1])
 
 
 # ---- passes ----------------------------------------------------------------------------------------------------------

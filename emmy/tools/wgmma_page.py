@@ -6,6 +6,7 @@ import html
 from pathlib import Path
 
 from emmy.compiler import compile
+from emmy.tools.loops import loop_around, main_loop
 from emmy.tools.schedule_option import parse_schedule
 
 EXAMPLE = "docs/examples/matmul.mlir"
@@ -69,26 +70,14 @@ def wgmma_page(notice: str, root: Path) -> str:
         schedule=SCHEDULE,
         before=html.escape(before),
         after=html.escape(after),
-        ptx=main_loop(module.ptx),
+        ptx="\n".join(map(shorten, main_loop(module.ptx, "wgmma.mma_async").splitlines())),
     )
 
 
 def consumer_loop(text: str) -> str:
-    """The loop of the consumer that holds the products; types, which repeat the operands', are left out."""
-    lines = text[text.index("async_copy.consumer") :].splitlines()
-    start = next(i for i, line in enumerate(lines) if "scf.for" in line)
-    indent = len(lines[start]) - len(lines[start].lstrip())
-    end = next(i for i in range(start + 1, len(lines)) if lines[i].startswith(" " * indent + "}"))
-    return "\n".join(line[indent:].partition(" : ")[0].partition(" iter_args")[0] for line in lines[start : end + 1])
-
-
-def main_loop(ptx: str) -> str:
-    """The loop that holds the products, with register lists cut short."""
-    lines = ptx.splitlines()
-    product = next(i for i, line in enumerate(lines) if "wgmma.mma_async" in line)
-    start = max(i for i in range(product) if lines[i].startswith("LOOP"))
-    end = next(i for i in range(product, len(lines)) if lines[start].rstrip(":") in lines[i])
-    return "\n".join(shorten(line) for line in lines[start : end + 1])
+    """The consumer's loop over tiles; types, which repeat the operands', are left out."""
+    loop = loop_around(text[text.index("async_copy.consumer") :], "mma.fill").splitlines()
+    return "\n".join(line.partition(" : ")[0].partition(" iter_args")[0] for line in loop)
 
 
 def shorten(line: str) -> str:
