@@ -13,19 +13,16 @@ from typing import Any
 
 from emmy.atoms import get_atom
 from emmy.errors import EmmyError
-from emmy.schedules import (
+from emmy.schedule_limits import (
     ADDRESS_REGISTERS,
     MBARRIER_BYTES,
     SHARED_ALIGNMENT,
-    UNKNOWN_SIZE,
-    WARPGROUP_ATOM,
-    WARPGROUP_SHARE,
-    Schedule,
-    as_it_is,
     problem_with_limits,
     problem_with_warpgroups,
     transport_on,
 )
+from emmy.schedule_table import UNKNOWN_SIZE, as_it_is
+from emmy.schedules import WARPGROUP_ATOM, WARPGROUP_SHARE, Schedule
 from emmy.targets import Target
 from emmy.variants import Variant
 

@@ -21,7 +21,8 @@ from emmy.dialects.tile import ScheduleAttr
 from emmy.errors import SourceLocation
 from emmy.locations import location_of
 from emmy.options import Options
-from emmy.schedules import CANDIDATES, HYBRID_CANDIDATES, UNKNOWN_SIZE, Schedule
+from emmy.schedule_table import CANDIDATES, HYBRID_CANDIDATES, UNKNOWN_SIZE
+from emmy.schedules import Schedule
 from emmy.targets import get_target
 
 Places = dict[SourceLocation | None, str]

@@ -44,7 +44,8 @@ from emmy.lowering.ptx_wgmma import InPlace, WarpgroupProducts
 from emmy.passes.allocate_shared import SHARED_BYTES
 from emmy.passes.bounds import may_overrun
 from emmy.passes.spread_copies import BATCHES
-from emmy.schedules import Schedule, entry_registers
+from emmy.schedule_limits import entry_registers
+from emmy.schedules import Schedule
 from emmy.targets import Target, get_target
 
 OpT = TypeVar("OpT", bound=Operation)

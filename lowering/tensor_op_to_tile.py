@@ -92,7 +92,7 @@ from emmy.launch_specs import MAX_SIZE
 from emmy.locations import location_of
 from emmy.passes.emitter import Emitter
 from emmy.passes.fusion import LEVEL1_OPS, Group, group_ops, live_ops
-from emmy.schedules import ELEMENTWISE_BLOCK
+from emmy.schedule_table import ELEMENTWISE_BLOCK
 from emmy.variants import DENSE_ALIGN, PREFERRED, VARIANT, VARIANTS, Variant, parse_variants, schedule_of
 
 

@@ -23,7 +23,8 @@ from emmy.lowering.tile_rings import (
     unique_name,
     view_name,
 )
-from emmy.schedules import ELEMENTWISE_SCHEDULE, Schedule
+from emmy.schedule_table import ELEMENTWISE_SCHEDULE
+from emmy.schedules import Schedule
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,7 +1,7 @@
 """`assign-schedule{target=sm_90a}`: write down how each product will be computed, before anything depends on it.
 
 Accepts: level 1. Guarantees: every `tensor_op.matmul` has `emmy.schedule`, and the target can run each of them. A schedule
-that stands in the text stays as it is; the others come from the target's table in `emmy.schedules`, by the number of waves
+that stands in the text stays as it is; the others come from the target's table in `emmy.schedule_table`, by the number of waves
 of CTAs over its SMs (a `?` dimension counts as large). Options of the pass replace single fields of what the table gives,
 and the table's choice is one that is legal with them, and that ptxas keeps in registers.
 
@@ -31,13 +31,9 @@ from emmy.dialects.tile import ScheduleAttr
 from emmy.errors import EmmyError
 from emmy.locations import location_of
 from emmy.passes.fusion import Group, group_ops, live_ops
-from emmy.schedules import (
-    Epilogue,
-    Schedule,
-    choose_schedule,
-    problem_on_target,
-    problem_with_warpgroups,
-)
+from emmy.schedule_limits import Epilogue, problem_on_target, problem_with_warpgroups
+from emmy.schedule_table import choose_schedule
+from emmy.schedules import Schedule
 from emmy.targets import Target, get_target
 
 GRIDS = {"block": ("block_m", "block_n", "block_k"), "warps": ("warps_m", "warps_n")}

@@ -20,7 +20,7 @@ from emmy.passes.completion import Completion, Need, Way
 from emmy.passes.emitter import Emitter
 from emmy.passes.protocol import PROTOCOL_OPS, fail, pipelines_of, ring_of
 from emmy.passes.tma import field_bytes, field_of, stands_alone, tma_problem
-from emmy.schedules import AUTO_TRANSPORT
+from emmy.schedule_limits import AUTO_TRANSPORT
 from emmy.targets import get_target
 
 CP_ASYNC_BYTES = (16, 8, 4)
@@ -57,7 +57,7 @@ class LowerTransport(ModulePass):
     Pipelines get `full_count`, `empty_count` and `tx_bytes`. One ring may mix transports, copy by copy.
 
     `kind`: `tma`, `cp_async`, `plain` (through registers), or `auto`: the schedule's `transport`; where that is `auto` too,
-    what `emmy.schedules.AUTO_TRANSPORT` has for `target`, with cp.async wherever TMA cannot move a tensor, or could not in
+    what `emmy.schedule_limits.AUTO_TRANSPORT` has for `target`, with cp.async wherever TMA cannot move a tensor, or could not in
     some call. If TMA is asked for by name, such a tensor is an error, here or at the call. A copy for which 4 bytes cannot
     be proved aligned is a plain one in any kind. Widths: the widest of 16, 8, 4, 2 bytes that divides the last dimension's
     offset, extent and size and all other strides; of `?` sizes, `?` strides and the address is known what the view's `align`

@@ -17,7 +17,8 @@ from emmy.dialects import mma
 from emmy.dialects.tile import KernelOp
 from emmy.passes.merge_halves import Merger
 from emmy.passes.protocol import fail
-from emmy.schedules import Schedule, register_split
+from emmy.schedule_limits import register_split
+from emmy.schedules import Schedule
 from emmy.targets import Target, get_target
 
 
@@ -35,7 +36,7 @@ class PlaceRoles(ModulePass):
     `specialized`: the consumer becomes `role "consumer" warps N`, the producer `role "producer" warps P` after it, with the
     schedule's `producer_warps`. Their ops stay as they are, but a release moves up to the last read of its slot. Where
     `target` has `setmaxnreg` and both are whole warpgroups, the roles say how many registers their threads have: what the
-    schedule says, or `emmy.schedules.register_split`; more than the CTA has is an EmmyError.
+    schedule says, or `emmy.schedule_limits.register_split`; more than the CTA has is an EmmyError.
 
     `mode` and `sites` come from the kernel's schedule (`roles`, `sites`) where they are not given. N is the product of the
     schedule's warp grid; without a schedule the consumer's attribute `warps`, else the largest grid of its `mma.warp` ops.

@@ -18,7 +18,8 @@ import numpy as np
 import emmy
 from emmy.artefact import run_on_emulator
 from emmy.emulator.machine import Machine
-from emmy.schedules import AUTO_TRANSPORT, WARPGROUP_ATOM, Epilogue, Schedule, problem_on_target
+from emmy.schedule_limits import AUTO_TRANSPORT, Epilogue, problem_on_target
+from emmy.schedules import WARPGROUP_ATOM, Schedule
 from emmy.targets import get_target
 
 DTYPES = {"f16": np.dtype(np.float16), "bf16": np.dtype(ml_dtypes.bfloat16), "f32": np.dtype(np.float32)}

@@ -32,7 +32,7 @@ from emmy.passes.lower_transport import LowerTransport
 from emmy.passes.place_roles import PlaceRoles
 from emmy.passes.split_masks import SplitMasks
 from emmy.passes.verify_pipelines import VerifyPipelines
-from emmy.schedules import AUTO_TRANSPORT
+from emmy.schedule_limits import AUTO_TRANSPORT
 from emmy.targets import TARGETS
 
 MODES = ("unified", "specialized")

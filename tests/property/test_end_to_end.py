@@ -16,7 +16,7 @@ import emmy
 from emmy.artefact import Array, run_on_emulator
 from emmy.interpreters import level1, level2, level3
 from emmy.ir import parse_module
-from emmy.schedules import AUTO_TRANSPORT
+from emmy.schedule_limits import AUTO_TRANSPORT
 from emmy.targets import TARGETS, get_target
 
 DTYPES = {"f16": np.dtype(np.float16), "bf16": np.dtype(ml_dtypes.bfloat16), "f32": np.dtype(np.float32)}

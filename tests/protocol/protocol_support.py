@@ -16,7 +16,7 @@ from emmy.ir import make_context, parse_module, verify_module
 from emmy.passes.lower_transport import LowerTransport
 from emmy.passes.place_roles import PlaceRoles
 from emmy.passes.verify_pipelines import VerifyPipelines
-from emmy.schedules import AUTO_TRANSPORT
+from emmy.schedule_limits import AUTO_TRANSPORT
 
 HERE = Path(__file__).parent
 MODES = ("unified", "specialized")

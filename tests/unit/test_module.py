@@ -17,7 +17,7 @@ from emmy.bench.smoke import smoke_artefact
 from emmy.compiler import CompiledModule
 from emmy.errors import EmmyError
 from emmy.report import count_ptx, make_report, show_expression
-from emmy.schedules import CANDIDATES
+from emmy.schedule_table import CANDIDATES
 from emmy.tools import cli
 
 MATMUL = """func.func @mm(%a: tensor<?x64xf16>, %b: tensor<192x64xf16>) -> tensor<?x192xf16> {

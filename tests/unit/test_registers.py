@@ -9,7 +9,8 @@ import pytest
 import emmy
 from emmy.assemble import find_tool
 from emmy.errors import EmmyError
-from emmy.schedules import CANDIDATES, HYBRID_CANDIDATES, ROLES, SPILLS, TRANSPORTS, choose_schedule
+from emmy.schedule_table import CANDIDATES, HYBRID_CANDIDATES, SPILLS, choose_schedule
+from emmy.schedules import ROLES, TRANSPORTS
 from emmy.targets import TARGETS, get_target
 
 MATMUL = """func.func @mm(%a: tensor<{a}x{t}>, %b: tensor<{b}x{t}>) -> tensor<{c}x{t}> {{

@@ -9,17 +9,16 @@ from emmy.errors import EmmyError
 from emmy.ir import make_context, parse_module
 from emmy.layout.shared import shared_layout
 from emmy.passes.assign_schedule import AssignSchedule
-from emmy.schedules import (
-    CANDIDATES,
+from emmy.schedule_limits import (
     Epilogue,
     RegisterSplit,
-    Schedule,
-    choose_schedule,
     least_registers,
     problem_on_target,
     register_split,
     shared_bytes,
 )
+from emmy.schedule_table import CANDIDATES, choose_schedule
+from emmy.schedules import Schedule
 from emmy.targets import TARGETS, get_target
 
 H200, ADA = get_target("sm_90a"), get_target("sm_89")

@@ -1,0 +1,170 @@
+"""What a target can run of a schedule: transports, shared memory, registers and how roles share them, limits of a CTA."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from emmy.schedules import NO_HYBRID_WARPGROUPS, WARPGROUP_ATOM, Schedule
+from emmy.targets import Target
+
+AUTO_TRANSPORT = {"sm_80": "cp_async", "sm_89": "cp_async", "sm_90a": "tma", "sm_120a": "tma"}
+"""Target name -> what `transport = auto` means; with `tma`, tensors that TMA cannot move are copied by cp.async."""
+
+
+def transport_on(schedule: Schedule, target: Target) -> str:
+    """What moves a schedule's tiles on a target: `auto` by its name."""
+    return AUTO_TRANSPORT[target.name] if schedule.transport == "auto" else schedule.transport
+
+
+MBARRIER_BYTES = 8
+"""Bytes of shared memory of an mbarrier: a slot has one if TMA fills it, two if another role reads it than fills it."""
+
+PRODUCER_REGISTERS = {"tma": 24, "cp_async": 40, "plain": 72}
+"""Transport -> registers of a thread that only fills rings: TMA needs a few counters, copies by threads addresses."""
+
+MOST_CONSUMER_REGISTERS = 240
+"""More than the 255 that an instruction can name, rounded down to what `setmaxnreg` takes, would be idle."""
+
+ADDRESS_REGISTERS = 24
+"""Registers that a product's main loop needs beside accumulators and fragments: addresses, counters (measured: 20-30)."""
+
+SHARED_ALIGNMENT = 1024
+"""Bytes at a multiple of which each ring begins in shared memory (`allocate-shared`; the 128-byte swizzle wants it)."""
+
+SHARED_ROW_BYTES = 32
+"""What each row of a tile takes at least in shared memory, and a multiple of (`emmy.layout.shared`)."""
+
+
+@dataclass(frozen=True)
+class Epilogue:
+    """What a product's kernel does with its sums, as far as shared memory goes.
+
+    result_bytes: of one element of the widest result, which is staged over the drained operand ring.
+    tensors: of each tensor that it reads beside the product's operands, whether its tile spans rows and columns, and the
+    bytes of one element; each tile has a place of its own, so that it can arrive during the main loop.
+    further_bytes: of one element of all other results; where the ring fills again meanwhile, each has a place of its own.
+    """
+
+    result_bytes: int = 2
+    tensors: tuple[tuple[bool, bool, int], ...] = ()
+    further_bytes: int = 0
+
+
+def shared_bytes(schedule: Schedule, epilogue: Epilogue = Epilogue(), operand_bytes: int = 2) -> int:
+    """Bytes of shared memory of a product whose operands have `operand_bytes` an element."""
+    rows, columns, depth = schedule.block
+    slots = schedule.stages + len(epilogue.tensors)
+    end = schedule.stages * (rows + columns) * depth * operand_bytes
+    for spans_rows, spans_columns, element in epilogue.tensors:
+        start = -(-end // SHARED_ALIGNMENT) * SHARED_ALIGNMENT
+        row_bytes = (columns if spans_columns else 1) * element
+        end = start + (rows if spans_rows else 1) * -(-row_bytes // SHARED_ROW_BYTES) * SHARED_ROW_BYTES
+    staged = min(2 * schedule.store_columns, columns) or columns
+    each_column = epilogue.result_bytes + (epilogue.further_bytes if schedule.persistent else 0)
+    result = rows * staged * each_column if schedule.epilogue == "shared" else 0
+    # A CTA that goes on with the next tile fills the ring while the result leaves: they do not share bytes.
+    end = (
+        -(-end // SHARED_ALIGNMENT) * SHARED_ALIGNMENT + result if schedule.persistent and result else max(end, result)
+    )
+    each = 2 if schedule.roles == "specialized" else int(schedule.transport == "tma")
+    return end + slots * each * MBARRIER_BYTES
+
+
+def least_registers(schedule: Schedule, f16_sums: bool = False) -> int:
+    """32-bit registers that a thread of a product cannot do without: accumulators, one set of fragments, addresses."""
+    rows, columns = (schedule.block[axis] // schedule.warps[axis] for axis in (0, 1))
+    accumulators = rows * columns // (64 if f16_sums else 32)
+    operands = 0 if schedule.atom == WARPGROUP_ATOM else (rows + columns) * 16 // 64
+    return accumulators + operands + ADDRESS_REGISTERS
+
+
+def entry_registers(target: Target, threads: int) -> int:
+    """Registers that ptxas gives each thread at entry, one CTA an SM: it rounds down to a multiple of 8."""
+    return min(target.registers_per_sm // threads, target.registers_per_thread) // 8 * 8
+
+
+@dataclass(frozen=True)
+class RegisterSplit:
+    """Registers of a thread of each role, for `setmaxnreg`."""
+
+    producer: int
+    consumer: int
+
+
+def register_split(schedule: Schedule, target: Target) -> RegisterSplit | str | None:
+    """How specialised roles share the registers; a sentence about what is wrong with what the schedule asks for.
+
+    The pool is what all threads have at entry. None where nothing is to be gained, or can be: the target has no
+    `setmaxnreg`, a role is no whole number of warpgroups, or each thread has all registers that it can use anyway.
+    """
+    asked = schedule.producer_regs or schedule.consumer_regs
+    warps = schedule.threads // 32, schedule.producer_warps
+    if not target.setmaxnreg or any(count % 4 for count in warps):
+        if not asked:
+            return None
+        if not target.setmaxnreg:
+            return f"producer_regs and consumer_regs need setmaxnreg, which {target.name} has not"
+        return f"setmaxnreg is for whole warpgroups of 4 warps, and the roles have {warps[0]} and {warps[1]}"
+    entry = entry_registers(target, schedule.cta_threads)
+    if not asked and entry >= MOST_CONSUMER_REGISTERS:
+        return None
+    pool = entry * schedule.cta_threads
+    transport = transport_on(schedule, target)
+    producer = schedule.producer_regs or PRODUCER_REGISTERS[transport]
+    left = (pool - 32 * warps[1] * producer) // schedule.threads // 8 * 8
+    consumer = schedule.consumer_regs or min(left, MOST_CONSUMER_REGISTERS)
+    if consumer > left:
+        return (
+            f"{warps[0]} warps with {consumer} registers a thread and {warps[1]} with {producer} are more than the "
+            f"{pool} registers that {schedule.cta_threads} threads start with"
+        )
+    return RegisterSplit(producer, consumer)
+
+
+def problem_on_target(
+    schedule: Schedule, target: Target, epilogue: Epilogue = Epilogue(), f16_sums: bool = False
+) -> str | None:
+    """One sentence about why a target cannot run a product of 16-bit operands with this schedule, or None.
+
+    `f16_sums`: whether accumulators are f16.
+    """
+    if schedule.splits:
+        return f"splits is for two products in a row, where it is a number of CTAs; this is one product, got {schedule.splits}"
+    if schedule.transport == "tma" and not target.tma:
+        return f"transport = tma needs sm_90 or later, and the target is {target.name}; use cp_async"
+    needed = shared_bytes(replace(schedule, transport=transport_on(schedule, target)), epilogue)
+    return problem_with_limits(schedule, target, needed, least_registers(schedule, f16_sums))
+
+
+def problem_with_limits(schedule: Schedule, target: Target, shared: int, registers: int) -> str | None:
+    """One sentence about which limit of a CTA of the target a kernel exceeds, or None.
+
+    shared: bytes of shared memory that it needs. registers: 32-bit registers that each of its math threads needs.
+    """
+    limit = target.shared_bytes_per_block
+    if shared > limit:
+        return (
+            f"it needs {shared} bytes of shared memory, and a CTA of {target.name} has {limit}; reduce block or stages"
+        )
+    if schedule.cta_threads > target.max_threads:
+        return f"it has {schedule.cta_threads} threads, and a CTA of {target.name} has at most {target.max_threads}"
+    limit = min(target.registers_per_thread, target.registers_per_sm // schedule.cta_threads)
+    if schedule.roles == "specialized":
+        split = register_split(schedule, target)
+        if isinstance(split, str):
+            return split
+        limit = min(split.consumer, target.registers_per_thread) if split else limit
+    if registers > limit:
+        return (
+            f"each thread needs at least {registers} registers and can have {limit}; use more warps or a smaller block"
+        )
+    return None
+
+
+def problem_with_warpgroups(schedule: Schedule, target: Target, hybrid: bool) -> str | None:
+    """One sentence about why products of warpgroups, if the schedule asks for them, cannot be, or None."""
+    if schedule.atom != WARPGROUP_ATOM:
+        return None
+    if not target.wgmma:
+        return f"atom = {WARPGROUP_ATOM} needs sm_90a, and the target is {target.name}"
+    return NO_HYBRID_WARPGROUPS if hybrid else None

@@ -1,0 +1,278 @@
+"""The schedules that each target starts from, and the choice among them: rows of one product, what ptxas spills, waves."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from emmy.schedule_limits import AUTO_TRANSPORT, Epilogue, problem_on_target, transport_on
+from emmy.schedules import WARPGROUP_ATOM, Schedule
+from emmy.targets import Target
+
+ELEMENTWISE_BLOCK = (32, 256)
+"""Tile (rows, columns) of a kernel without a product."""
+
+ELEMENTWISE_SCHEDULE = Schedule(block=(*ELEMENTWISE_BLOCK, 16), warps=(2, 2), stages=1, raster=1)
+"""Of a kernel without a product (its block's K is not used): bound by memory, so nothing here matters much."""
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A schedule to choose from; `rate`: tensor throughput of full waves of it, relative to the target's best.
+
+    `resident`: CTAs that an SM runs side by side, as far as that decides how many tiles make a wave.
+    `least_partial`: it is for hybrid sums whose partials may have so many elements.
+    """
+
+    schedule: Schedule
+    rate: float
+    resident: int = 1
+    least_partial: int = 0
+
+
+def _tiles(
+    *rows: tuple[tuple[int, int, int], tuple[int, int], int, float], base: Schedule = Schedule(transport="cp_async")
+) -> tuple[Candidate, ...]:
+    """Candidates of rows (block, warps, stages, rate); what else they are is in `base`."""
+    return tuple(
+        Candidate(replace(base, block=block, warps=warps, stages=stages), rate) for block, warps, stages, rate in rows
+    )
+
+
+# Sums of the hybrid policy fill the register file: ptxas keeps the order of the text, and with it the registers, at -O1 only
+# (-O3 takes 255 and spills some). Their products are slices, four k-steps a slice: copies come behind two of them, for at the
+# end of the first slice, when all of operand a is there, no registers are left for their addresses. A depth of 64 lets a
+# partial sum be as long as the default max_k, but leaves one CTA of four warps on an SM where two were.
+_HYBRID = Schedule(transport="cp_async", delay=2, opt_level=1)
+
+# Rates of 128x256 and 128x128 are measured on an H200 at 4096^3 (0.660 and 0.621 of cuBLAS); the others follow from the
+# shared-memory traffic of a multiply-add, which grows as the warp tile shrinks, and wait for a measurement. Three batches of
+# copies gain 2 % where one CTA has the SM to itself, and nothing where two share it.
+_LARGE_SHARED = (
+    *_tiles(((128, 256, 64), (2, 4), 3, 1.0), base=Schedule(transport="cp_async", delay=0, batches=3)),
+    *_tiles(
+        ((128, 128, 64), (2, 2), 3, 0.92),
+        ((64, 128, 64), (2, 2), 4, 0.75),
+        ((128, 64, 64), (2, 2), 4, 0.75),
+        ((64, 64, 64), (2, 2), 5, 0.55),
+    ),
+)
+# By TMA, two CTAs of the square tile hide each other's ends and starts, and gain 2 to 4 % where there are many waves; 192
+# columns make whole waves of what 256 do not (N = 3840). Measured on an H200 (docs/measurements.md).
+_LARGE_SHARED_TMA = (
+    Candidate(Schedule(block=(128, 128, 64), warps=(2, 2), stages=3, unroll=3), 1.01, resident=2),
+    *_tiles(((128, 256, 64), (2, 4), 4, 1.0), ((128, 192, 64), (2, 4), 4, 0.97)),
+    *_LARGE_SHARED[2:],
+)
+# With 99 KB of shared memory: a depth of 32 keeps four stages of the large tile, and two CTAs of the next one on an SM.
+_SMALL_SHARED = _tiles(
+    ((128, 256, 32), (2, 4), 4, 1.0),
+    ((128, 128, 32), (2, 2), 3, 0.92),
+    ((64, 128, 64), (2, 2), 3, 0.75),
+    ((128, 64, 64), (2, 2), 3, 0.75),
+    ((64, 64, 64), (2, 2), 4, 0.55),
+)
+
+
+# Products of warpgroups, which all rows below do in the same way: a producer warpgroup, two that multiply 64 rows each (one
+# for tiles of 64 rows), the result staged in parts of 64 columns while the next tile's operands arrive. Rates are relative to
+# those of mma.sync above, and measured on an H200 (docs/measurements.md). One warpgroup has nothing to hide the wait for its
+# products behind: deeper tiles wait more seldom.
+_WGMMA = Schedule(
+    atom=WARPGROUP_ATOM, warps=(8, 1), roles="specialized", persistent=1, store_columns=64, fragments=1, prefetch=0
+)
+_LARGE_SHARED_WGMMA = tuple(
+    Candidate(replace(_WGMMA, block=(rows, columns, depth), warps=(rows // 16, 1), stages=stages), rate)
+    for rows, columns, depth, stages, rate in (
+        (128, 256, 64, 4, 1.45),
+        (128, 320, 64, 3, 1.45),
+        (128, 192, 64, 4, 1.43),
+        (128, 192, 64, 3, 1.4),
+        (128, 128, 64, 6, 1.38),
+        (128, 128, 64, 4, 1.35),
+        (128, 64, 64, 8, 1.1),
+        (64, 128, 128, 4, 1.15),
+        (64, 64, 256, 3, 0.85),
+        (64, 64, 64, 8, 0.7),
+    )
+)
+
+
+def _transported(target: str, candidates: tuple[Candidate, ...]) -> tuple[Candidate, ...]:
+    """The candidates with the target's transport by name; `auto` where that is TMA, so that any tensor is legal."""
+    word = "auto" if AUTO_TRANSPORT[target] == "tma" else AUTO_TRANSPORT[target]
+    delay = 0 if word == "auto" else None
+    return tuple(
+        replace(c, schedule=replace(c.schedule, transport=word, delay=c.schedule.delay if delay is None else delay))
+        for c in candidates
+    )
+
+
+CANDIDATES: dict[str, tuple[Candidate, ...]] = {
+    target: _transported(target, candidates)
+    for target, candidates in (
+        ("sm_80", _LARGE_SHARED),
+        ("sm_89", _SMALL_SHARED),
+        ("sm_90a", _LARGE_SHARED_WGMMA + _LARGE_SHARED_TMA),
+        ("sm_120a", _SMALL_SHARED),
+    )
+}
+"""Target name -> the schedules that `choose_schedule` picks from, largest tile first."""
+
+_LARGE_SHARED_HYBRID = tuple(
+    replace(c, schedule=replace(c.schedule, delay=_HYBRID.delay, batches=1, opt_level=_HYBRID.opt_level))
+    for c in _LARGE_SHARED
+)
+_SMALL_SHARED_HYBRID = _tiles(
+    ((128, 256, 64), (2, 4), 2, 1.0),
+    ((128, 128, 64), (2, 2), 3, 0.85),
+    ((64, 128, 64), (2, 2), 3, 0.75),
+    ((128, 64, 64), (2, 2), 3, 0.75),
+    ((64, 64, 64), (2, 2), 4, 0.55),
+    base=_HYBRID,
+)
+
+# On an H200, where promotion is not paid for by a doubled rate: k-step by k-step over a depth of 128, 0.87 of the f32 kernel
+# (0.81 slice by slice over a depth of 64). That depth also holds a partial sum of 128 elements: 0.93.
+_LONG_HYBRID = Schedule(block=(128, 256, 128), warps=(2, 4), stages=2, delay=2, opt_level=1)
+# Two bodies of promotions every 32 elements would be more than 2,000 instructions, and gain 0.5 %.
+_STEPS_HYBRID = replace(_LONG_HYBRID, partials="steps")
+
+HYBRID_CANDIDATES: dict[str, tuple[Candidate, ...]] = {
+    "sm_80": _LARGE_SHARED_HYBRID,
+    "sm_89": _SMALL_SHARED_HYBRID,
+    "sm_90a": (
+        Candidate(_LONG_HYBRID, 1.04, least_partial=128),
+        Candidate(replace(_STEPS_HYBRID, unroll=2), 1.005, least_partial=64),
+        Candidate(_STEPS_HYBRID, 1.0),
+        # Slice by slice over a depth of 64: 0.81 of the f32 kernel.
+        *(
+            replace(c, rate=0.93 * c.rate, schedule=replace(c.schedule, transport="auto"))
+            for c in _LARGE_SHARED_HYBRID[:2]
+        ),
+        *_LARGE_SHARED_HYBRID[2:],
+    ),
+    "sm_120a": _SMALL_SHARED_HYBRID,
+}
+"""The same for sums of the hybrid policy."""
+
+
+@dataclass(frozen=True)
+class Spill:
+    """Kernels that ptxas was seen to spill, in some layout of the operands: the table's choice is another row there.
+
+    copies: what fills the ring (words of `COPIES`). roles: one set of warps, or two. partial: elements of the shortest f16
+    partial sum that spills; 0 stands for all sums, f32 and f16 ones included.
+    """
+
+    block: tuple[int, int, int]
+    copies: tuple[str, ...]
+    roles: tuple[str, ...]
+    partial: int = 0
+
+    def meets(self, schedule: Schedule, copies: str, partial: int) -> bool:
+        """Whether it is about this schedule."""
+        return (
+            schedule.block == self.block
+            and copies in self.copies
+            and schedule.roles in self.roles
+            and partial >= self.partial
+        )
+
+
+COPIES = ("tma", "threads", "narrow")
+"""What fills a ring, as far as registers go: TMA; threads, 16 bytes at a time; threads, with less or by an unknown stride."""
+
+_BY_THREADS = COPIES[1:]
+_APART = ("specialized",)
+_TOGETHER = ("unified",)
+
+SPILLS: dict[str, tuple[Spill, ...]] = {
+    "sm_80": (Spill((128, 128, 64), _BY_THREADS, _TOGETHER, partial=128),),
+    "sm_89": (
+        Spill((128, 128, 64), _BY_THREADS, _TOGETHER, partial=128),
+        Spill((128, 256, 32), ("narrow",), _TOGETHER),
+    ),
+    # Of 12 warps, 4 of which copy, neither role has the registers that it needs, by a few bytes.
+    "sm_90a": (
+        Spill((128, 192, 64), _BY_THREADS, _APART),
+        Spill((128, 256, 64), _BY_THREADS, _APART),
+        Spill((128, 256, 64), ("tma",), _APART, partial=16),
+        Spill((128, 256, 128), COPIES, _APART),
+        Spill((128, 256, 128), _BY_THREADS, _TOGETHER),
+        Spill((128, 128, 64), _BY_THREADS, _TOGETHER, partial=128),
+    ),
+    "sm_120a": (
+        Spill((128, 256, 32), _BY_THREADS, _APART),
+        Spill((128, 256, 64), _BY_THREADS, _APART),
+    ),
+}
+"""Target name -> what spills there; `tests/unit/test_registers.py` assembles what is left."""
+
+UNKNOWN_SIZE = 65536
+"""What a `?` dimension counts as: large enough that full waves decide."""
+
+
+def as_it_is(schedule: Schedule) -> Schedule:
+    return schedule
+
+
+def choose_schedule(
+    target: Target,
+    m: int | None,
+    n: int | None,
+    batch: int | None = 1,
+    epilogue: Epilogue = Epilogue(),
+    partial: int = 0,
+    *,
+    asked: Callable[[Schedule], Schedule] = as_it_is,
+    wide: bool = True,
+    f16_sums: bool = False,
+    k: int | None = None,
+) -> Schedule:
+    """The candidate whose waves over the target's SMs take least time: waves x elements of a tile x depth / rate.
+
+    `m`, `n`: rows and columns of the result; `batch`: number of products; `k`: the contraction, of which whole tiles are
+    multiplied; None for what is known at run time only.
+    `partial`: contraction elements that are summed in f16 at most, under the hybrid policy, else 0. `asked`: sets the fields
+    that are not left to the table; a candidate must be legal, and keep within registers (`SPILLS`), with them. `wide`:
+    whether rows of the operands are known to be whole units of 16 bytes. `f16_sums`: whether accumulators are f16.
+    Where the epilogue leaves no room for any candidate, the smallest tile is given, with as many stages as fit (at least 1).
+    """
+    rows, columns = (UNKNOWN_SIZE if size is None else size for size in (m, n))
+
+    def time(candidate: Candidate) -> float:
+        block_m, block_n, block_k = candidate.schedule.block
+        tiles = -(-rows // block_m) * -(-columns // block_n) * (1 if batch is None else batch)
+        full, rest = divmod(tiles, target.sms * candidate.resident)
+        # CTAs that share an SM share its tensor cores too: a full wave of them takes as long as that many of single ones.
+        units = full * candidate.resident + -(-rest // target.sms)
+        depth = 1 if not k else -(-k // block_k) * block_k / k
+        return units * block_m * block_n * depth / candidate.rate
+
+    def fits(schedule: Schedule) -> bool:
+        return (schedule.problem() or problem_on_target(schedule, target, epilogue, f16_sums)) is None
+
+    def complete(schedule: Schedule) -> Schedule:
+        # Partial sums that a loop carries leave no registers for the next slot's first fragments.
+        return asked(replace(schedule, prefetch=0) if partial >= 2 * schedule.block[2] else schedule)
+
+    candidates = (HYBRID_CANDIDATES if partial else CANDIDATES)[target.name]
+    # A row is about its atom: with another one it would be another row. What TMA cannot move, wgmma does not read.
+    atoms = [c for c in candidates if wide or c.schedule.atom != WARPGROUP_ATOM]
+    rows_of = [c for c in atoms if complete(c.schedule).atom == c.schedule.atom] or candidates
+    legal = [c for c in rows_of if partial >= c.least_partial and fits(complete(c.schedule))]
+    # What is asked for may spill in any row; ptxas has the last word on that.
+    kept = [c for c in legal if not _spills(complete(c.schedule), target, partial, wide)] or legal
+    if kept:
+        return complete(min(kept, key=time).schedule)
+    smallest = rows_of[-1].schedule
+    fewer = [complete(replace(smallest, stages=stages)) for stages in range(smallest.stages, 0, -1)]
+    return next((schedule for schedule in fewer if fits(schedule)), fewer[-1])
+
+
+def _spills(schedule: Schedule, target: Target, partial: int, wide: bool) -> bool:
+    """Whether ptxas was seen to spill such a kernel."""
+    transport = transport_on(schedule, target)
+    copies = "narrow" if not wide else "tma" if transport == "tma" else "threads"
+    return any(spill.meets(schedule, copies, partial) for spill in SPILLS[target.name])
