@@ -1,8 +1,8 @@
 """`lower-to-ptx`: level 3 to level 4. A kernel of placed and lowered pipelines becomes the program of one thread.
 
 One walk in order with a map from old values to new ones (`ptx_values`). What each family of ops becomes is in `ptx_events`,
-`ptx_copies`, `ptx_fragments` and `ptx_addresses`; how ops are hoisted, shared and folded in `ptx_builder`. Here: roles,
-control flow, and what needs a line each.
+`ptx_fragment_ops`, `ptx_copies`, `ptx_fragments` and `ptx_addresses`; how ops are hoisted, shared and folded in `ptx_builder`.
+Here: roles, control flow, and index arithmetic.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import gc
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TypeVar, cast
+from typing import cast
 
 from xdsl.context import Context
 from xdsl.dialects import arith, scf
@@ -20,7 +20,6 @@ from xdsl.dialects.builtin import (
     FloatAttr,
     IntegerAttr,
     ModuleOp,
-    f32,
     i1,
     i32,
     i64,
@@ -32,23 +31,18 @@ from emmy.dialects import async_copy, mma, tile
 from emmy.dialects.ptx import ConstantOp, Instruction, KernelOp
 from emmy.errors import EmmyError
 from emmy.locations import location_of
-from emmy.lowering.ptx_addresses import ANYWHERE, SharedAddresses, make_view, parameter_kinds
+from emmy.lowering.ptx_addresses import make_view, parameter_kinds
 from emmy.lowering.ptx_arithmetic import BINARY, COMPARISONS, DIVISIONS
 from emmy.lowering.ptx_builder import Builder, Number
 from emmy.lowering.ptx_copies import Copies
-from emmy.lowering.ptx_events import EVENTS, EventLowering, Role
-from emmy.lowering.ptx_fragments import Fragments
-from emmy.lowering.ptx_maps import Argument
-from emmy.lowering.ptx_shapes import Registers, shape_of
-from emmy.lowering.ptx_wgmma import InPlace, WarpgroupProducts
+from emmy.lowering.ptx_events import EVENTS, Convert, Role
+from emmy.lowering.ptx_fragment_ops import FRAGMENT_OPS, FragmentLowering
+from emmy.lowering.ptx_shapes import Registers
 from emmy.passes.allocate_shared import SHARED_BYTES
 from emmy.passes.bounds import may_overrun
 from emmy.passes.spread_copies import BATCHES
 from emmy.schedule_limits import entry_registers
-from emmy.schedules import Schedule
 from emmy.targets import Target, get_target
-
-OpT = TypeVar("OpT", bound=Operation)
 
 
 @dataclass(frozen=True)
@@ -120,23 +114,19 @@ def holds_only(op: scf.IfOp, kind: type[Operation]) -> bool:
     return not op.false_region.blocks and all(isinstance(i, kind | scf.YieldOp) for i in op.true_region.block.ops)
 
 
-class KernelLowering(EventLowering):
+class KernelLowering(FragmentLowering):
     """Lowers one kernel."""
 
     def __init__(self, kernel: tile.KernelOp, target: Target):
         self.kernel = kernel
         self.roles = roles_of(kernel)
         self.threads = 32 * sum(role.warps.value.data for role in self.roles)
-        self.schedule: Schedule | None = kernel.schedule.data if kernel.schedule else None
         kinds = [parameter_kinds(i, cast(tile.ViewType, arg.type)) for i, arg in enumerate(kernel.block.args)]
         params = [kind for view in kinds for kind in view]
         block = Block(arg_types=[i32 if kind.startswith("dim") else i64 for kind in params])
         builder = Builder(block)
         builder.location = kernel.location
-        super().__init__(builder, block, target, params)
-        self.shared = SharedAddresses(builder)
-        self.fragments = Fragments(builder, self.shared, self.lane, target)
-        self.products = WarpgroupProducts(builder)
+        super().__init__(builder, block, target, params, kernel.schedule.data if kernel.schedule else None)
         parameters = iter(block.args)
         for number, (arg, kind) in enumerate(zip(kernel.block.args, kinds, strict=True)):
             given = [next(parameters) for _ in kind]
@@ -322,120 +312,6 @@ class KernelLowering(EventLowering):
         yield
         b.floor, b.apart, self.fragments.lane = floor, apart, lane
 
-    # ---- fragments ---------------------------------------------------------------------------------------------------
-
-    def warp(self, op: mma.WarpOp) -> None:
-        """The warp's number in its role, and its coordinate."""
-        b, grid, axis = self.builder, op.get_grid(), op.axis.value.data
-        found = self.role_warp()
-        for size in reversed(grid[axis + 1 :]):
-            found = b.divide(found, size)
-        if axis:
-            found = b.remainder(found, grid[axis])
-        self.values[op.result] = 0 if grid[axis] == 1 else found
-
-    def load(self, op: mma.LoadOp) -> None:
-        """`ldmatrix`, or a descriptor"""
-        field, slot = self.place(op.slot, op.field.data)
-        at = self.offsets_in(op.indices)
-        if op.in_place is not None:
-            self.values[op.result] = self.products.operand(op, field, slot, at, self.role_warp())
-            return
-        self.values[op.result] = self.fragments.load(op, field, slot, at, op.transposed is not None)
-
-    def store(self, op: mma.StoreOp) -> None:
-        """`stmatrix` or `st.shared`"""
-        field, slot = self.place(op.slot, op.field.data)
-        self.builder.comment(f"fragments into @{async_copy.ring_name(op.slot)}.{op.field.data}")
-        self.fragments.store(op, self.registers(op.value), field, slot, self.offsets_in(op.indices))
-
-    def store_global(self, op: mma.StoreGlobalOp) -> None:
-        """`st.global`. Without a schedule nothing is known of the CTA's tile, and every element is checked."""
-        block = self.schedule.block if self.schedule else (ANYWHERE,) * 3
-        self.builder.comment("fragments to global memory")
-        values, view = self.registers(op.value), self.views[op.view]
-        self.fragments.store_global(op, values, view, self.tile_offset(op.indices), block)
-
-    def load_global(self, op: mma.LoadGlobalOp) -> None:
-        """`ld.global`. Without a schedule nothing is known of the CTA's tile, and every element is checked."""
-        block = self.schedule.block if self.schedule else (ANYWHERE,) * 3
-        view, transposed = self.views[op.view], op.transposed is not None
-        self.builder.comment("a fragment from global memory")
-        self.values[op.result] = self.fragments.load_global(op, view, self.tile_offset(op.indices), transposed, block)
-
-    def fill(self, op: mma.FillOp) -> None:
-        """Constants"""
-        self.values[op.result] = self.fragments.fill(shape_of(op.result.type), op.value.value.data)
-
-    def mma(self, op: mma.MmaOp) -> None:
-        """`mma.sync`"""
-        a, b, c = (self.registers(v) for v in (op.a, op.b, op.c))
-        self.values[op.result] = self.fragments.multiply(op, a, b, c)
-
-    def issue(self, op: mma.IssueOp) -> None:
-        """`wgmma.mma_async`"""
-        a, b = self.values[op.a], self.values[op.b]
-        assert isinstance(a, InPlace | list)
-        assert isinstance(b, InPlace)
-        self.values[op.result] = self.products.issue(op, a, b, self.registers(op.c))
-
-    def fence(self, op: mma.FenceOp) -> None:
-        """`wgmma.fence`"""
-        self.builder.emit("wgmma_fence", ())
-
-    def commit(self, op: mma.CommitOp) -> None:
-        """`wgmma.commit_group`"""
-        self.builder.emit("wgmma_commit_group", ())
-
-    def wait_products(self, op: mma.WaitOp) -> None:
-        """`wgmma.wait_group`"""
-        self.values[op.result] = self.products.wait(op.pending.value.data, self.registers(op.sum))
-
-    def promote(self, op: mma.PromoteOp) -> None:
-        """As the schedule says, else as the target is best at."""
-        by = self.schedule.promotion if self.schedule else "auto"
-        partial, sums = self.registers(op.partial), self.registers(op.acc)
-        by = self.target.promotion if by == "auto" else by
-        self.values[op.result] = self.fragments.promote(op, partial, sums, by)
-
-    def map(self, op: mma.MapOp) -> None:
-        """Elementwise"""
-        self.values[op.result] = self.fragments.map(op, [self.argument(arg) for arg in op.args])
-
-    def argument(self, value: SSAValue) -> Argument:
-        """An operand of a map; floats and conditions as registers."""
-        if isinstance(value.type, mma.FragmentType):
-            return self.registers(value)
-        return self.flat(value)[0] if value.type in (f32, i1) else self.number(value)
-
-    def reduce(self, op: mma.ReduceOp) -> None:
-        """Shuffles"""
-        self.values[op.result] = self.fragments.reduce(op, self.registers(op.arg))
-
-    def any_nonfinite(self, op: mma.AnyNonfiniteOp) -> None:
-        """A vote"""
-        self.values[op.result] = self.fragments.any_nonfinite(op, self.registers(op.arg))
-
-    def any(self, op: mma.AnyOp) -> None:
-        """A vote"""
-        self.values[op.result] = self.fragments.any(op, self.registers(op.arg))
-
-    def convert_fragment(self, op: mma.ConvertOp) -> None:
-        """`cvt`"""
-        self.values[op.result] = self.fragments.convert(op, self.registers(op.arg))
-
-    def coord(self, op: mma.CoordOp) -> None:
-        """Lane arithmetic"""
-        self.values[op.result] = self.fragments.coordinates(op, self.number(op.base))
-
-    def slice(self, op: mma.SliceOp) -> None:
-        """No instruction"""
-        self.values[op.result] = self.fragments.slice(op, self.registers(op.arg))
-
-    def join(self, op: mma.JoinOp) -> None:
-        """No instruction"""
-        self.values[op.result] = self.fragments.join(op, [self.registers(arg) for arg in op.args])
-
     # ---- index arithmetic --------------------------------------------------------------------------------------------
 
     def dim(self, op: tile.DimOp) -> None:
@@ -485,16 +361,21 @@ class KernelLowering(EventLowering):
         self.values[op.result] = self.builder.select(self.condition(op.cond), x, y)
 
 
-CONVERSIONS: dict[type[Operation], Callable[[KernelLowering, Operation], None]] = {**EVENTS}
+CONVERSIONS: dict[type[Operation], Convert] = {
+    **EVENTS,
+    **FRAGMENT_OPS,
+    scf.ForOp: KernelLowering.loop,
+    scf.IfOp: KernelLowering.branch,
+    tile.DimOp: KernelLowering.dim,
+    tile.ReadOp: KernelLowering.read,
+    tile.SliceOp: KernelLowering.slice_view,
+    tile.CtaIdOp: KernelLowering.cta_id,
+    tile.CtaCountOp: KernelLowering.cta_count,
+    arith.ConstantOp: KernelLowering.constant,
+    arith.CmpiOp: KernelLowering.compare,
+    arith.SelectOp: KernelLowering.select,
+}
 """How each op is lowered."""
-
-
-def _register(op: type[OpT], convert: Callable[[KernelLowering, OpT], None]) -> None:
-    def typed(lowering: KernelLowering, operation: Operation) -> None:
-        assert isinstance(operation, op)
-        convert(lowering, operation)
-
-    CONVERSIONS[op] = typed
 
 
 def _register_binary(op: type[Operation], build: Callable[[Builder, Number, Number], Number]) -> None:
@@ -509,33 +390,3 @@ def _register_binary(op: type[Operation], build: Callable[[Builder, Number, Numb
 
 for _op, _build in BINARY.items():
     _register_binary(_op, _build)
-_register(scf.ForOp, KernelLowering.loop)
-_register(scf.IfOp, KernelLowering.branch)
-_register(mma.WarpOp, KernelLowering.warp)
-_register(mma.LoadOp, KernelLowering.load)
-_register(mma.StoreOp, KernelLowering.store)
-_register(mma.StoreGlobalOp, KernelLowering.store_global)
-_register(mma.LoadGlobalOp, KernelLowering.load_global)
-_register(mma.FillOp, KernelLowering.fill)
-_register(mma.MmaOp, KernelLowering.mma)
-_register(mma.IssueOp, KernelLowering.issue)
-_register(mma.FenceOp, KernelLowering.fence)
-_register(mma.CommitOp, KernelLowering.commit)
-_register(mma.WaitOp, KernelLowering.wait_products)
-_register(mma.PromoteOp, KernelLowering.promote)
-_register(mma.MapOp, KernelLowering.map)
-_register(mma.ReduceOp, KernelLowering.reduce)
-_register(mma.AnyNonfiniteOp, KernelLowering.any_nonfinite)
-_register(mma.AnyOp, KernelLowering.any)
-_register(mma.ConvertOp, KernelLowering.convert_fragment)
-_register(mma.CoordOp, KernelLowering.coord)
-_register(mma.SliceOp, KernelLowering.slice)
-_register(mma.JoinOp, KernelLowering.join)
-_register(tile.DimOp, KernelLowering.dim)
-_register(tile.ReadOp, KernelLowering.read)
-_register(tile.SliceOp, KernelLowering.slice_view)
-_register(tile.CtaIdOp, KernelLowering.cta_id)
-_register(tile.CtaCountOp, KernelLowering.cta_count)
-_register(arith.ConstantOp, KernelLowering.constant)
-_register(arith.CmpiOp, KernelLowering.compare)
-_register(arith.SelectOp, KernelLowering.select)
