@@ -12,7 +12,7 @@ from typing import Literal
 from xdsl.dialects.builtin import Float32Type, IntegerType, f32, i1, i16, i32, i64
 from xdsl.ir import Attribute
 
-from emmy.atoms import ATOMS, Atom
+from emmy.atoms import ATOMS, PTX_F8, Atom
 
 REGISTER_TYPES: dict[str, IntegerType | Float32Type] = {"h": i16, "r": i32, "l": i64, "f": f32, "p": i1}
 """The letters with which the table writes register types."""
@@ -30,7 +30,7 @@ class Row:
     else `before` the instruction (which then changes the register) or `after` it (which then touches neither).
     until: the instruction is repeated until its result, a predicate, holds; it takes no predicate of its own.
     needs: the flag of `emmy.targets.Target` that a target must have, or nothing. since: the first PTX version, if it is above
-    that of some target with that flag.
+    that of some target with that flag; a module that holds the instruction is printed in no older one.
     """
 
     name: str
@@ -362,7 +362,8 @@ def _warp_rows() -> list[Row]:
 
 def mma_name(atom: Atom) -> str:
     """The op of a synchronous atom: `mma_m16n8k16_f32_f16` (accumulator, then operands), without the dialect's name."""
-    return f"mma_{atom.name}_{atom.accumulator_dtype}_{atom.operand_dtype}"
+    operands = dict.fromkeys(PTX_F8.get(operand.dtype, operand.dtype) for operand in (atom.a, atom.b))
+    return "_".join(("mma", atom.name, atom.accumulator_dtype, *operands))
 
 
 def _mma_row(atom: Atom) -> Row:
@@ -374,7 +375,9 @@ def _mma_row(atom: Atom) -> Row:
         first += count
     operands = "r" * (atom.a.registers + atom.b.registers) + sums
     tied = tuple((i, atom.a.registers + atom.b.registers + i) for i in range(len(sums)))
-    return Row(mma_name(atom), sums, operands, (), f"{atom.ptx} {', '.join(lists)}", pure=True, tied=tied)
+    text = f"{atom.ptx} {', '.join(lists)}"
+    needs = "fp8" if atom.operand_dtype in PTX_F8 else ""
+    return Row(mma_name(atom), sums, operands, (), text, pure=True, tied=tied, needs=needs, since=atom.since)
 
 
 ROWS: dict[str, Row] = {

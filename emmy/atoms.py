@@ -7,7 +7,7 @@ holds which element, targets and PTX spelling. A new atom of a known family is a
 
 A *fragment* is the tile of one warp: atoms side by side. Its registers run atom by atom, row-major over the fragment
 (atom row outer, atom column inner), inside an atom in the order of the PTX operands. Registers are counted in
-*elements*: element e of 16 bits is in 32-bit register e // 2, the lower half if e is even.
+*elements*: element e of 16 bits is in 32-bit register e // 2, the lower half if e is even; of 8 bits in register e // 4.
 
     fragment c, 32 x 16, m16n8k16, f32:     atom (0,0) r0-3     atom (0,1) r4-7
                                             atom (1,0) r8-11    atom (1,1) r12-15
@@ -30,8 +30,11 @@ from emmy.layout.algebra import Dimension, Integers, Layout, Place, Repeat, fit
 
 OperandPlace = Literal["a", "b", "c"]
 
-DTYPE_BITS: Mapping[str, int] = {"f16": 16, "bf16": 16, "f32": 32}
-"""Width of the dtypes that atoms use."""
+DTYPE_BITS: Mapping[str, int] = {"f16": 16, "bf16": 16, "f32": 32, "f8E4M3FN": 8, "f8E5M2": 8}
+"""Width of the dtypes that atoms use, by the names that the IR gives them."""
+
+PTX_F8: Mapping[str, str] = {"f8E4M3FN": "e4m3", "f8E5M2": "e5m2"}
+"""Operand types of 8 bits, and what PTX calls them; any two of them may be multiplied."""
 
 FRAGMENT_AXES = ("register", "lane")
 
@@ -73,8 +76,9 @@ class Operand:
 class Atom:
     """One matrix instruction.
 
-    `targets` names the only targets that have it, or is empty if every target from `minimum_sm` on does. An
-    `asynchronous` atom needs a wait before its result is read. `issue` says who executes it together."""
+    `targets` names the only targets that have it, or is empty if every target from `minimum_sm` on does. `since` is the first
+    PTX version that has it, 0 if every target's does. An `asynchronous` atom needs a wait before its result is read. `issue`
+    says who executes it together."""
 
     name: str
     m: int
@@ -85,13 +89,14 @@ class Atom:
     c: Operand
     ptx: str
     minimum_sm: int
+    since: float = 0.0
     targets: tuple[str, ...] = ()
     issue: Literal["warp", "warpgroup"] = "warp"
     asynchronous: bool = False
 
     @property
     def operand_dtype(self) -> str:
-        """Of a and b."""
+        """Of a, and of b unless both have 8 bits."""
         return self.a.dtype
 
     @property
@@ -116,7 +121,8 @@ def sm_number(target: str) -> int:
     return int(number)
 
 
-# ---- The table. Layouts: PTX ISA, "Matrix Fragments for mma.m16n8k16 / mma.m16n8k8 with .f16 and .bf16". ----
+# ---- The table. Layouts: PTX ISA, "Matrix Fragments for mma.m16n8k16 / mma.m16n8k8 with .f16 and .bf16", and "for
+# mma.m16n8k32". ----
 
 
 def _register(number: int) -> Place:
@@ -133,20 +139,24 @@ def _layout(row: tuple[Place, ...], col: tuple[Place, ...]) -> Layout:
 
 _GROUP = (_lane(4), _lane(8), _lane(16))  # eight rows: one for each group of four lanes
 _PAIR = (_register(1), _lane(1), _lane(2))  # eight columns: two adjacent ones in each lane of a group
+_QUAD = (_register(1), _register(2), _lane(1), _lane(2))  # sixteen columns of 8 bits: four adjacent ones in each lane
 
 _A_16x16 = _layout((*_GROUP, _register(2)), (*_PAIR, _register(4)))
 _A_16x8 = _layout((*_GROUP, _register(2)), _PAIR)
+_A_16x32 = _layout((*_GROUP, _register(4)), (*_QUAD, _register(8)))
 _B_8x16 = _layout(_GROUP, (*_PAIR, _register(2)))
 _B_8x8 = _layout(_GROUP, _PAIR)
+_B_8x32 = _layout(_GROUP, (*_QUAD, _register(4)))
 _C_16x8 = _A_16x8
 
-#           name        m   n   k   a and b layouts     operand accumulator minimum sm
-_MMA_SYNC: tuple[tuple[str, int, int, int, Layout, Layout, str, str, int], ...] = (
-    ("m16n8k16", 16, 8, 16, _A_16x16, _B_8x16, "f16", "f32", 80),
-    ("m16n8k16", 16, 8, 16, _A_16x16, _B_8x16, "f16", "f16", 80),
-    ("m16n8k16", 16, 8, 16, _A_16x16, _B_8x16, "bf16", "f32", 80),
+#           name        m   n   k   layouts of a and b  types of a and b, sum  minimum sm, PTX version if it is later
+_MMA_SYNC: tuple[tuple[str, int, int, int, Layout, Layout, str, str, str, int, float], ...] = (
+    ("m16n8k16", 16, 8, 16, _A_16x16, _B_8x16, "f16", "f16", "f32", 80, 0),
+    ("m16n8k16", 16, 8, 16, _A_16x16, _B_8x16, "f16", "f16", "f16", 80, 0),
+    ("m16n8k16", 16, 8, 16, _A_16x16, _B_8x16, "bf16", "bf16", "f32", 80, 0),
     # With an identity as b it adds an f16 partial sum (as a) to f32 accumulators: one instruction to promote an atom.
-    ("m16n8k8", 16, 8, 8, _A_16x8, _B_8x8, "f16", "f32", 75),
+    ("m16n8k8", 16, 8, 8, _A_16x8, _B_8x8, "f16", "f16", "f32", 75, 0),
+    *(("m16n8k32", 16, 8, 32, _A_16x32, _B_8x32, a, b, "f32", 89, 8.4) for a in PTX_F8 for b in PTX_F8),
 )
 
 ATOMS: tuple[Atom, ...] = tuple(
@@ -155,39 +165,45 @@ ATOMS: tuple[Atom, ...] = tuple(
         m,
         n,
         k,
-        Operand("a", operand, a),
-        Operand("b", operand, b),
+        Operand("a", a, layout_a),
+        Operand("b", b, layout_b),
         Operand("c", accumulator, _C_16x8),
-        f"mma.sync.aligned.{name}.row.col.{accumulator}.{operand}.{operand}.{accumulator}",
+        f"mma.sync.aligned.{name}.row.col.{accumulator}.{PTX_F8.get(a, a)}.{PTX_F8.get(b, b)}.{accumulator}",
         minimum_sm,
+        since,
     )
-    for name, m, n, k, a, b, operand, accumulator, minimum_sm in _MMA_SYNC
+    for name, m, n, k, layout_a, layout_b, a, b, accumulator, minimum_sm, since in _MMA_SYNC
 )
 """Every atom that Emmy knows."""
 
 
-def get_atom(shape_name: str, operand_dtype: str, accumulator_dtype: str, target: str | None = None) -> Atom:
-    """The atom of this shape and these dtypes. Raises `EmmyError` if there is none, or if `target` (if given) lacks
-    it."""
+def get_atom(
+    shape_name: str, operand_dtype: str, accumulator_dtype: str, target: str | None = None, b_dtype: str | None = None
+) -> Atom:
+    """The atom of this shape and these dtypes; `b_dtype` is that of b where it is another one than that of a. Raises
+    `EmmyError` if there is none, or if `target` (if given) lacks it."""
     named = [atom for atom in ATOMS if atom.name == shape_name]
     if not named:
         known = ", ".join(dict.fromkeys(atom.name for atom in ATOMS))
         raise EmmyError(f"there is no atom {shape_name}; known atoms are {known}")
-    accumulators = [atom.accumulator_dtype for atom in named if atom.operand_dtype == operand_dtype]
+    dtypes = operand_dtype, b_dtype or operand_dtype
+    given = operand_dtype if dtypes[0] == dtypes[1] else " and ".join(dtypes)
+    typed = [atom for atom in ATOMS if (atom.a.dtype, atom.b.dtype) == dtypes]
+    accumulators = [atom.accumulator_dtype for atom in typed if atom.name == shape_name]
     if not accumulators:
         operands = ", ".join(dict.fromkeys(atom.operand_dtype for atom in named))
-        raise EmmyError(f"atom {shape_name} has no {operand_dtype} operands; it takes {operands}")
+        others = dict.fromkeys(atom.name for atom in typed)
+        instead = f"; {' and '.join(others)} has them" if others else ""
+        raise EmmyError(f"atom {shape_name} has no {given} operands; it takes {operands}{instead}")
     if accumulator_dtype not in accumulators:
         raise EmmyError(
-            f"atom {shape_name} with {operand_dtype} operands has no {accumulator_dtype} accumulator;"
+            f"atom {shape_name} with {given} operands has no {accumulator_dtype} accumulator;"
             f" it accumulates in {' or '.join(accumulators)}"
         )
-    atom = next(a for a in named if (a.operand_dtype, a.accumulator_dtype) == (operand_dtype, accumulator_dtype))
+    atom = next(a for a in typed if (a.name, a.accumulator_dtype) == (shape_name, accumulator_dtype))
     if target is not None and not atom.supports(target):
         wanted = ", ".join(atom.targets) or f"sm_{atom.minimum_sm} or newer"
-        raise EmmyError(
-            f"target {target} does not have atom {shape_name} with {operand_dtype} operands; it needs {wanted}"
-        )
+        raise EmmyError(f"target {target} does not have atom {shape_name} with {given} operands; it needs {wanted}")
     return atom
 
 
@@ -275,24 +291,29 @@ def ldmatrix_plan(
     """How one `ldmatrix` loads a `rows` x `cols` block (logical, as the operand's layout) of operand `place` of `atom`.
 
     Not `transposed`: element (row, col) is stored at (row, col): a stored [m][k], b stored [n][k]. `transposed`: it is
-    stored at (col, row), so a stored [k][m], b stored [k][n], and `.trans` exchanges it back. The block must fill 1,
-    2 or 4 registers of 16-bit elements (16 x 16 fills 4); of fewer than 4, further lanes repeat the addresses of the
-    first ones. Place "c" is for `stmatrix` of an accumulator block that was packed to 16 bits. Raises `EmmyError`
-    otherwise.
+    stored at (col, row), so a stored [k][m], b stored [k][n], and `.trans` exchanges it back, if elements have 16 bits. The
+    block must fill 1, 2 or 4 registers (16 x 16 elements of 16 bits fill 4, 16 x 32 of 8); of fewer than 4, further lanes
+    repeat the addresses of the first ones. Place "c" is for `stmatrix` of an accumulator block that was packed to 16 bits.
+    Raises `EmmyError` otherwise.
     """
     layout = fragment_layout(atom, place, rows, cols)
-    count = layout.place_shape[0] // 2
+    packed = 2 if place == "c" else atom.operand(place).packed
+    if transposed and packed != 2:
+        raise EmmyError(
+            f"ldmatrix transposes elements of 16 bits only, and those of operand {place} have {32 // packed}"
+        )
+    count = layout.place_shape[0] // packed
     if count not in (1, 2, 4) or layout.copies:
         raise EmmyError(f"ldmatrix loads 1, 2 or 4 registers; a {rows}x{cols} block of operand {place} has {count}")
 
-    # Lane 8 i + j passes row j of matrix i. In matrix i, lane t receives elements 2 (t % 4) and 2 (t % 4) + 1 of row
-    # t / 4, so row j begins with the lower element of lane 4 j. With .trans lane t receives element t / 4 of rows
-    # 2 (t % 4) and 2 (t % 4) + 1, so row j begins with element j % 2 of lane j / 2.
+    # Lane 8 i + j passes row j of matrix i. In matrix i, lane t receives 4 bytes of row t / 4, from byte 4 (t % 4) on, so
+    # row j begins with the lowest element of lane 4 j. With .trans lane t receives element t / 4 of rows 2 (t % 4) and
+    # 2 (t % 4) + 1, so row j begins with element j % 2 of lane j / 2.
     matrix, j = np.divmod(np.arange(WARP_LANES) % (MATRIX_ROWS * count), MATRIX_ROWS)
-    register, lane = (2 * matrix + j % 2, j // 2) if transposed else (2 * matrix, 4 * j)
+    register, lane = (2 * matrix + j % 2, j // 2) if transposed else (packed * matrix, 4 * j)
     row, col = layout.inverse().apply(register, lane)
     stored = (col, row) if transposed else (row, col)
-    each = atom.operand(place).elements // 2
+    each = atom.operand(place).elements // packed
     return LdmatrixPlan(
         fit(("lane",), ("row", "col"), stored), transposed, tuple(divmod(register, each) for register in range(count))
     )

@@ -8,7 +8,7 @@ Sources of the numbers
   each block.
 * Instruction availability and PTX ISA version: PTX ISA manual ("PTX ISA Notes" of each instruction, "Target ISA
   Notes"), checked with ptxas 13.0.88. `ptx_version` is the lowest that has every instruction printed for that target,
-  so that old drivers load the text.
+  so that old drivers load the text; a module with an instruction that came later (`Row.since`) says a later one.
 * SM counts, L2 sizes and tensor rates: NVIDIA architecture whitepapers (A100; Ada, GeForce RTX 4090; H100/H200 SXM;
   Blackwell, GeForce RTX 5090). Rates are dense FMA per clock per SM with f16 operands; GeForce dies run f32
   accumulators at half rate.
@@ -29,7 +29,8 @@ class Target:
     """One value of ptxas's `-arch`, with the limits of the architecture and the sizes of one reference card.
 
     Sizes are bytes; `registers_*` count 32-bit registers; rates are FMA per clock per SM. A flag says that ptxas
-    accepts the instruction for this target *and* that using it is sensible there; `mixed_add`: `add.f32.f16`.
+    accepts the instruction for this target *and* that using it is sensible there; `mixed_add`: `add.f32.f16`;
+    `fp8`: products of 8-bit floats.
     `promotion`: how f16 partial sums are best added to f32 ones, `convert` or `identity` (see `emmy.schedules`).
     """
 
@@ -51,6 +52,7 @@ class Target:
     wgmma: bool
     setmaxnreg: bool
     multicast: bool
+    fp8: bool
     promotion: str = "convert"
     mixed_add: bool = False
     cp_async: bool = True
@@ -88,6 +90,7 @@ TARGETS: dict[str, Target] = {
             wgmma=False,
             setmaxnreg=False,
             multicast=False,
+            fp8=False,
             promotion="identity",
         ),
         Target(
@@ -109,6 +112,7 @@ TARGETS: dict[str, Target] = {
             wgmma=False,
             setmaxnreg=False,
             multicast=False,
+            fp8=True,
         ),
         Target(
             name="sm_90a",
@@ -129,6 +133,7 @@ TARGETS: dict[str, Target] = {
             wgmma=True,
             setmaxnreg=True,
             multicast=True,
+            fp8=True,
             promotion="identity",
         ),
         Target(
@@ -150,6 +155,7 @@ TARGETS: dict[str, Target] = {
             wgmma=False,
             setmaxnreg=True,
             multicast=False,
+            fp8=True,
             mixed_add=True,
         ),
     )

@@ -44,8 +44,10 @@ def print_ptx(module: ModuleOp, target: str) -> str:
     kernels = [op for op in module.body.block.ops if isinstance(op, KernelOp)]
     if not kernels:
         raise EmmyError("there is no ptx.kernel to print; lower-to-ptx makes them", location_of(module))
+    since = max((op.row.since for op in module.walk() if isinstance(op, Instruction)), default=0.0)
+    version = get_target(target).ptx_version
     lines = [
-        f".version {get_target(target).ptx_version}",
+        f".version {since if since > float(version) else version}",
         f".target {target}",
         ".address_size 64",
         "",

@@ -36,6 +36,8 @@ def _table() -> dict[str, DataType]:
         types.append(DataType(f"u{bits}", bits, "unsigned", np.dtype(f"uint{bits}")))
         types.append(DataType(f"b{bits}", bits, "bits", np.dtype(f"uint{bits}")))
     types += [
+        DataType("e4m3", 8, "float", np.dtype(ml_dtypes.float8_e4m3fn)),
+        DataType("e5m2", 8, "float", np.dtype(ml_dtypes.float8_e5m2)),
         DataType("f16", 16, "float", np.dtype(np.float16)),
         DataType("bf16", 16, "float", _BFLOAT16),
         DataType("f32", 32, "float", np.dtype(np.float32)),

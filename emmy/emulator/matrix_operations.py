@@ -1,8 +1,9 @@
 """ldmatrix, stmatrix and mma.sync, for all warps of a group at once. Lane maps: PTX ISA, "Warp Level Matrix".
 
 An mma computes all its products and sums in float64, adds the accumulator and rounds once (to nearest) to the
-accumulator's type. Products of 16-bit floats are exact there. Hardware truncates in between, so results agree bit for
-bit whenever every partial sum is representable (small integers), and within an ulp or so of the k-step otherwise.
+accumulator's type. Products of 16- and 8-bit floats are exact there. Hardware truncates in between, so results agree bit
+for bit whenever every partial sum is representable (small integers), and within an ulp or so of the k-step otherwise; sums of
+8-bit floats keep far fewer bits on some chips (about 14 on Hopper) than they do here.
 """
 
 from __future__ import annotations
@@ -122,14 +123,15 @@ def decode_stmatrix(spelling: Spelling) -> Operation:
     return Operation("stmatrix", bind, destinations=0, collective=True, shared_bytes=16)
 
 
-# mma.sync: (shape, accumulator, operand types); D and C have one type, A and B another
+# mma.sync: (shape, accumulator, type of A, type of B); D and C have one type
 _ATOMS = {
-    ("m16n8k16", "f32", "f16"),
-    ("m16n8k16", "f16", "f16"),
-    ("m16n8k16", "f32", "bf16"),
-    ("m16n8k8", "f32", "f16"),
-    ("m16n8k8", "f16", "f16"),
-    ("m16n8k8", "f32", "bf16"),
+    ("m16n8k16", "f32", "f16", "f16"),
+    ("m16n8k16", "f16", "f16", "f16"),
+    ("m16n8k16", "f32", "bf16", "bf16"),
+    ("m16n8k8", "f32", "f16", "f16"),
+    ("m16n8k8", "f16", "f16", "f16"),
+    ("m16n8k8", "f32", "bf16", "bf16"),
+    *(("m16n8k32", "f32", a, b) for a in ("e4m3", "e5m2") for b in ("e4m3", "e5m2")),
 }
 
 
@@ -146,19 +148,22 @@ def decode_mma(spelling: Spelling) -> Operation:
     """D = A B + C; A 16 x k row-major, B k x 8 column-major, C and D 16 x 8."""
     spelling.require("sync")
     spelling.require("aligned")
-    shape = spelling.require("m16n8k16", "m16n8k8")
+    shape = spelling.require("m16n8k16", "m16n8k8", "m16n8k32")
     spelling.require("row")
     spelling.require("col")
-    d_type, a_type, b_type, c_type = (spelling.type("f16", "bf16", "f32") for _ in range(4))
-    if d_type != c_type or a_type != b_type or (shape, d_type.name, a_type.name) not in _ATOMS:
+    d_type, a_type, b_type, c_type = (spelling.type("f16", "bf16", "f32", "e4m3", "e5m2") for _ in range(4))
+    if d_type != c_type or (shape, d_type.name, a_type.name, b_type.name) not in _ATOMS:
         spelling.fail(f"the emulator has no atom {shape} with these types")
+    if shape == "m16n8k32":
+        spelling.available((8, 4), 89)
     spelling.finish(4)
-    steps = 2 if shape == "m16n8k16" else 1
+    steps = 1 if shape == "m16n8k8" else 2
     sums = 4 if d_type.name == "f32" else 2
     d, a, b, c = (spelling.vector(o, n) for o, n in zip(spelling.operands, (sums, 2 * steps, steps, sums), strict=True))
     for operand in (*d, *a, *b, *c):
         spelling.check(operand, B32)
-    return Operation("mma", lambda machine: _bind_mma(machine, d, a, b, c, a_type, d_type, steps), collective=True)
+    types = a_type, b_type, d_type
+    return Operation("mma", lambda machine: _bind_mma(machine, d, a, b, c, types, steps), collective=True)
 
 
 def _bind_mma(
@@ -167,24 +172,24 @@ def _bind_mma(
     a: Sequence[Operand],
     b: Sequence[Operand],
     c: Sequence[Operand],
-    type_: DataType,
-    sum_type: DataType,
+    types: tuple[DataType, DataType, DataType],
     steps: int,
 ) -> Execute:
+    a_type, b_type, sum_type = types
     left, right, addend = ([machine.source(o, B32) for o in operands] for operands in (a, b, c))
     writers = [machine.writer(o, B32) for o in d]
     single = sum_type.name == "f32"
-    dtype = type_.dtype
+    each = 4 // a_type.bytes  # elements in a register, which are neighbours along k
 
     def execute(low: int, high: int, mask: Array | None) -> None:
         _need_full_warps(machine, mask, low)
         n = high - low
-        # A register r: row half r % 2, k half r / 2; lane: row lane / 4, k pair lane % 4.
-        x = _gather(left, low, high).view(dtype).reshape(n, steps, 2, 8, 4, 2)
-        x = x.transpose(0, 2, 3, 1, 4, 5).astype(np.float64).reshape(n, 16, 8 * steps)
-        # B register r: k half r; lane: column lane / 4, k pair lane % 4.
-        y = _gather(right, low, high).view(dtype).reshape(n, steps, 8, 4, 2)
-        y = y.transpose(0, 1, 3, 4, 2).astype(np.float64).reshape(n, 8 * steps, 8)
+        # A register r: row half r % 2, k half r / 2; lane: row lane / 4, group of k lane % 4.
+        x = _gather(left, low, high).view(a_type.dtype).reshape(n, steps, 2, 8, 4, each)
+        x = x.transpose(0, 2, 3, 1, 4, 5).astype(np.float64).reshape(n, 16, 4 * each * steps)
+        # B register r: k half r; lane: column lane / 4, group of k lane % 4.
+        y = _gather(right, low, high).view(b_type.dtype).reshape(n, steps, 8, 4, each)
+        y = y.transpose(0, 1, 3, 4, 2).astype(np.float64).reshape(n, 4 * each * steps, 8)
         z = _gather(addend, low, high).view(sum_type.dtype)
         # f32 registers: row half, then column parity; f16 registers: row half, columns packed in pairs.
         z = z.reshape(n, 2, 2, 8, 4).transpose(0, 1, 3, 4, 2) if single else z.reshape(n, 2, 8, 4, 2)

@@ -3,13 +3,14 @@
 import numpy as np
 import pytest
 
-from emmy.atoms import ATOMS, accumulator_feeds, fragment_layout, get_atom, ldmatrix_plan, sm_number
+from emmy.atoms import ATOMS, DTYPE_BITS, PTX_F8, accumulator_feeds, fragment_layout, get_atom, ldmatrix_plan, sm_number
 from emmy.errors import EmmyError
 from emmy.layout import shared_layout
 
 LANES = np.arange(32)
 K16 = get_atom("m16n8k16", "f16", "f32")
 K8 = get_atom("m16n8k8", "f16", "f32")
+K32 = get_atom("m16n8k32", "f8E4M3FN", "f32")
 
 
 # ---- The PTX manual, "Matrix Fragments for mma.m16n8k16 / .m16n8k8": (row, col) of element i of a lane ----
@@ -32,7 +33,20 @@ def manual_c(lane: int, i: int) -> tuple[int, int]:
     return (group if i < 2 else group + 8), thread * 2 + (i & 1)
 
 
-MANUAL = {"a": manual_a, "b": manual_b, "c": manual_c}
+def manual_a8(lane: int, i: int) -> tuple[int, int]:
+    """ "Matrix Fragments for mma.m16n8k32", operands of 8 bits."""
+    group, thread = lane >> 2, lane % 4
+    row = group if i < 4 or 8 <= i < 12 else group + 8
+    return row, thread * 4 + (i & 3) + (0 if i < 8 else 16)
+
+
+def manual_b8(lane: int, i: int) -> tuple[int, int]:
+    """As (n, k)."""
+    group, thread = lane >> 2, lane % 4
+    return group, thread * 4 + (i & 3) + (0 if i < 4 else 16)
+
+
+MANUAL = {16: {"a": manual_a, "b": manual_b, "c": manual_c}, 8: {"a": manual_a8, "b": manual_b8, "c": manual_c}}
 
 
 @pytest.mark.parametrize("place", ["a", "b", "c"])
@@ -43,7 +57,7 @@ def test_operand_layouts_are_those_of_the_manual(atom, place):
     assert operand.layout.is_one_to_one()
     for lane in range(32):
         for i in range(operand.elements):
-            row, col = MANUAL[place](lane, i)
+            row, col = MANUAL[DTYPE_BITS[atom.operand_dtype]][place](lane, i)
             assert tuple(map(int, operand.layout.apply(row, col))) == (i, lane)
 
 
@@ -63,28 +77,38 @@ def test_registers_and_spelling():
         ("m16n8k16", "f16", "f16"),
         ("m16n8k16", "bf16", "f32"),
         ("m16n8k8", "f16", "f32"),
+        *(("m16n8k32", a, "f32") for a in PTX_F8 for _ in PTX_F8),
     ]
     assert [(a.a.registers, a.b.registers, a.c.registers) for a in ATOMS] == [
         (4, 2, 4),
         (4, 2, 2),
         (4, 2, 4),
         (2, 1, 4),
+        *[(4, 2, 4)] * 4,
     ]
     assert [a.ptx for a in ATOMS] == [
         "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32",
         "mma.sync.aligned.m16n8k16.row.col.f16.f16.f16.f16",
         "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32",
         "mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32",
+        "mma.sync.aligned.m16n8k32.row.col.f32.e4m3.e4m3.f32",
+        "mma.sync.aligned.m16n8k32.row.col.f32.e4m3.e5m2.f32",
+        "mma.sync.aligned.m16n8k32.row.col.f32.e5m2.e4m3.f32",
+        "mma.sync.aligned.m16n8k32.row.col.f32.e5m2.e5m2.f32",
     ]
     assert all(a.issue == "warp" and not a.asynchronous for a in ATOMS)
 
 
 def test_get_atom():
     assert get_atom("m16n8k16", "bf16", "f32", target="sm_120a").b.dtype == "bf16"
+    assert get_atom("m16n8k32", "f8E4M3FN", "f32", "sm_89", b_dtype="f8E5M2").b.dtype == "f8E5M2"
     for arguments, sentence in [
         (("m16n8k16", "bf16", "f16"), "with bf16 operands has no f16 accumulator; it accumulates in f32"),
         (("m16n8k16", "f64", "f64"), "has no f64 operands; it takes f16, bf16"),
-        (("m16n8k32", "f16", "f32"), "there is no atom m16n8k32; known atoms are m16n8k16, m16n8k8"),
+        (("m16n8k64", "f16", "f32"), "there is no atom m16n8k64; known atoms are m16n8k16, m16n8k8, m16n8k32"),
+        (("m16n8k16", "f8E5M2", "f32"), "has no f8E5M2 operands; it takes f16, bf16; m16n8k32 has them"),
+        (("m16n8k32", "f8E5M2", "f16"), "with f8E5M2 operands has no f16 accumulator; it accumulates in f32"),
+        (("m16n8k32", "f8E5M2", "f32", "sm_80"), "target sm_80 does not have atom m16n8k32 .* needs sm_89 or newer"),
         (("m16n8k16", "f16", "f32", "sm_75"), "target sm_75 does not have atom m16n8k16 .* sm_80 or newer"),
         (("m16n8k16", "f16", "f32", "hopper"), "'hopper' is not the name of a target"),
     ]:
@@ -165,21 +189,23 @@ def test_accumulators_feed_the_promotion_atom():
 # ---- ldmatrix ----
 
 
-def simulate_ldmatrix(memory: np.ndarray, addresses: np.ndarray, count: int, trans: bool) -> np.ndarray:
-    """PTX ISA, ldmatrix .m8n8.b16: `memory` holds 16-bit elements, `addresses` bytes of 32 lanes; returns
-    [destination register, half, lane]."""
-    result = np.zeros((count, 2, 32), dtype=memory.dtype)
+def simulate_ldmatrix(
+    memory: np.ndarray, addresses: np.ndarray, count: int, trans: bool, packed: int = 2
+) -> np.ndarray:
+    """PTX ISA, ldmatrix .m8n8.b16: `memory` holds elements, `packed` of them in 4 bytes, `addresses` bytes of 32 lanes;
+    returns [destination register, element in it, lane]."""
+    result = np.zeros((count, packed, 32), dtype=memory.dtype)
     for i in range(count):
-        matrix = np.zeros((8, 8), dtype=memory.dtype)
+        matrix = np.zeros((8, 4 * packed), dtype=memory.dtype)
         for row in range(8):
             address = int(addresses[8 * i + row])
             assert address % 16 == 0
-            matrix[row] = memory[address // 2 : address // 2 + 8]
+            matrix[row] = memory[address * packed // 4 :][: 4 * packed]
         if trans:
             matrix = matrix.T
         for lane in range(32):
-            for half in range(2):
-                result[i, half, lane] = matrix[lane // 4, 2 * (lane % 4) + half]
+            for part in range(packed):
+                result[i, part, lane] = matrix[lane // 4, packed * (lane % 4) + part]
     return result
 
 
@@ -197,27 +223,36 @@ def simulate_ldmatrix(memory: np.ndarray, addresses: np.ndarray, count: int, tra
         (K8, "a", 32, 8),
         (K8, "b", 8, 8),
         (K8, "b", 32, 8),
+        (K32, "a", 16, 32),
+        (K32, "b", 16, 32),
+        (K32, "b", 8, 32),
     ],
 )
 def test_plans_fill_the_operand_registers(atom, place, rows, cols, transposed, swizzle):
     """Load the block at (16, 32) of a 64 x 64 tile, and compare each register of each lane with the manual."""
-    shared = shared_layout(64, 64, 2, swizzle)
+    packed = 2 if place == "c" else atom.operand(place).packed
+    if transposed and packed == 4:
+        with pytest.raises(EmmyError, match=r"transposes elements of 16 bits only, and those of operand . have 8"):
+            ldmatrix_plan(place, transposed, rows, cols, atom)
+        return
+    shared = shared_layout(64, 64, 4 // packed, swizzle)
     stored = np.arange(64 * 64, dtype=np.int64).reshape(64, 64)
-    memory = np.zeros(shared.size_bytes // 2, dtype=np.int64)
-    memory[shared.offset(*np.ix_(np.arange(64), np.arange(64))) // 2] = stored
+    memory = np.zeros(shared.size_bytes * packed // 4, dtype=np.int64)
+    memory[shared.offset(*np.ix_(np.arange(64), np.arange(64))) * packed // 4] = stored
     logical = (stored[16:, 32:]).T if transposed else stored[16:, 32:]
 
     plan = ldmatrix_plan(place, transposed, rows, cols, atom)
-    loaded = simulate_ldmatrix(memory, shared.offset(16 + plan.rows, 32 + plan.cols), plan.count, plan.transposed)
+    addresses = shared.offset(16 + plan.rows, 32 + plan.cols)
+    loaded = simulate_ldmatrix(memory, addresses, plan.count, plan.transposed, packed)
 
     operand = atom.operand(place)
     atoms_per_row = cols // operand.cols
     for i, (number, register) in enumerate(plan.destinations):
         atom_row, atom_col = divmod(number, atoms_per_row)
         for lane in range(32):
-            for half in range(2):
-                row, col = MANUAL[place](lane, 2 * register + half)
-                assert loaded[i, half, lane] == logical[atom_row * operand.rows + row, atom_col * operand.cols + col]
+            for part in range(packed):
+                row, col = MANUAL[32 // packed][place](lane, packed * register + part)
+                assert loaded[i, part, lane] == logical[atom_row * operand.rows + row, atom_col * operand.cols + col]
 
 
 def test_plans_have_the_known_lane_maps():

@@ -14,7 +14,7 @@ BF16 = ml_dtypes.bfloat16
 def kernel(body: str) -> Emulator:
     """A kernel of (in, out): %t thread, %l lane, %w warp, %smem the shared array."""
     return Emulator(f"""
-.version 8.0
+.version 8.4
 .target sm_90
 .address_size 64
 .visible .entry k(.param .u64 in, .param .u64 out)
@@ -133,27 +133,29 @@ def test_ldmatrix_bank_conflicts():
 
 
 ATOMS = [
-    ("m16n8k16", "f32", "f16", np.float16),
-    ("m16n8k16", "f16", "f16", np.float16),
-    ("m16n8k16", "f32", "bf16", BF16),
-    ("m16n8k8", "f32", "f16", np.float16),
-    ("m16n8k8", "f16", "f16", np.float16),
-    ("m16n8k8", "f32", "bf16", BF16),
+    ("m16n8k16", "f32", "f16", "f16"),
+    ("m16n8k16", "f16", "f16", "f16"),
+    ("m16n8k16", "f32", "bf16", "bf16"),
+    ("m16n8k8", "f32", "f16", "f16"),
+    ("m16n8k8", "f16", "f16", "f16"),
+    ("m16n8k8", "f32", "bf16", "bf16"),
+    *(("m16n8k32", "f32", a, b) for a in ("e4m3", "e5m2") for b in ("e4m3", "e5m2")),
 ]
+DTYPES = {"f16": np.float16, "bf16": BF16, "e4m3": ml_dtypes.float8_e4m3fn, "e5m2": ml_dtypes.float8_e5m2}
 
 
 def fragments(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:
     """Register words [32 lanes, A B C registers] of one warp, element by element from the PTX manual's maps."""
-    k = a.shape[1]
+    k, each = a.shape[1], 4 // a.itemsize
     words = []
     for lane in range(32):
         g, t = lane // 4, lane % 4
         row: list[np.ndarray] = []
-        for half in range(k // 8):
+        for half in range(k // (4 * each)):
             for r in (g, g + 8):
-                row.append(a[r, 8 * half + 2 * t : 8 * half + 2 * t + 2])
-        for half in range(k // 8):
-            row.append(b[8 * half + 2 * t : 8 * half + 2 * t + 2, g])
+                row.append(a[r, 4 * each * half + each * t :][:each])
+        for half in range(k // (4 * each)):
+            row.append(b[4 * each * half + each * t :, g][:each])
         for r in (g, g + 8):
             row.append(c[r, 2 * t : 2 * t + 2])
         words.append(np.concatenate([np.ascontiguousarray(x).view(np.uint8) for x in row]))
@@ -162,9 +164,9 @@ def fragments(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:
 
 def run_mma(atom: tuple, a: np.ndarray, b: np.ndarray, c: np.ndarray, order: str = "fixed") -> np.ndarray:
     """D of each warp: a [warps, 16, k], b [warps, k, 8], c [warps, 16, 8] -> [warps, 16, 8]."""
-    shape, sums, type_, _ = atom
+    shape, sums, a_type, b_type = atom
     source = np.concatenate([fragments(*x) for x in zip(a, b, c, strict=True)])
-    steps, count = a.shape[2] // 8, 4 if sums == "f32" else 2
+    steps, count = a.shape[2] * a.itemsize // 16, 4 if sums == "f32" else 2
     total = source.shape[1]
     loads = [f"mul.wide.u32 %rd1, %t, {4 * total};", "add.s64 %rd1, %rd1, %in;"]
     loads += [f"ld.global.b32 %r{i}, [%rd1+{4 * i}];" for i in range(total)]
@@ -173,7 +175,7 @@ def run_mma(atom: tuple, a: np.ndarray, b: np.ndarray, c: np.ndarray, order: str
         return "{" + ", ".join(f"%r{i}" for i in range(first, first + n)) + "}"
 
     body = f"""{chr(10).join(loads)}
-    mma.sync.aligned.{shape}.row.col.{sums}.{type_}.{type_}.{sums} {vector(30, count)}, {vector(0, 2 * steps)},
+    mma.sync.aligned.{shape}.row.col.{sums}.{a_type}.{b_type}.{sums} {vector(30, count)}, {vector(0, 2 * steps)},
         {vector(2 * steps, steps)}, {vector(3 * steps, count)};
     """
     warps = a.shape[0]
@@ -192,8 +194,8 @@ def test_mma_is_exact_on_integers(atom, order):
     rng = np.random.default_rng(3)
     k = int(atom[0].split("k")[1])
     sum_dtype = np.float32 if atom[1] == "f32" else np.float16
-    a = rng.integers(-5, 6, (3, 16, k)).astype(atom[3])
-    b = rng.integers(-5, 6, (3, k, 8)).astype(atom[3])
+    a = rng.integers(-5, 6, (3, 16, k)).astype(DTYPES[atom[2]])
+    b = rng.integers(-5, 6, (3, k, 8)).astype(DTYPES[atom[3]])
     c = rng.integers(-9, 10, (3, 16, 8)).astype(sum_dtype)
     expected = a.astype(np.int64) @ b.astype(np.int64) + c.astype(np.int64)
     np.testing.assert_array_equal(run_mma(atom, a, b, c, order).astype(np.float64), expected)
@@ -204,9 +206,11 @@ def test_mma_rounds_once_and_propagates(atom):
     rng = np.random.default_rng(4)
     k = int(atom[0].split("k")[1])
     sum_dtype = np.float32 if atom[1] == "f32" else np.float16
-    a, b = rng.standard_normal((1, 16, k)).astype(atom[3]), rng.standard_normal((1, k, 8)).astype(atom[3])
+    a = rng.standard_normal((1, 16, k)).astype(DTYPES[atom[2]])
+    b = rng.standard_normal((1, k, 8)).astype(DTYPES[atom[3]])
     c = rng.standard_normal((1, 16, 8)).astype(sum_dtype)
-    a[0, 3, 1], b[0, 2, 5] = np.nan, np.inf
+    infinite = atom[3] != "e4m3"
+    a[0, 3, 1], b[0, 2, 5] = np.nan, np.inf if infinite else -448.0
     with np.errstate(all="ignore"):
         expected = (a.astype(np.float64) @ b.astype(np.float64) + c).astype(sum_dtype)
     got = run_mma(atom, a, b, c)
@@ -215,7 +219,7 @@ def test_mma_rounds_once_and_propagates(atom):
     tolerance = 2 * float(np.finfo(sum_dtype).eps)
     np.testing.assert_allclose(got.astype(float), expected.astype(float), rtol=tolerance, atol=tolerance)
     assert np.isnan(got[0, 3]).all()
-    assert np.isinf(got[0, [0, 1, 2, *range(4, 16)], 5]).all()
+    assert np.isinf(got[0, [0, 1, 2, *range(4, 16)], 5]).all() == infinite
 
 
 def test_unknown_atoms_are_rejected():
@@ -223,6 +227,8 @@ def test_unknown_atoms_are_rejected():
         "m16n8k16.row.col.f16.bf16.bf16.f16",
         "m16n8k16.row.col.f32.f16.bf16.f32",
         "m16n8k4.row.col.f32.f16.f16.f32",
+        "m16n8k32.row.col.f16.e4m3.e4m3.f16",
+        "m16n8k32.row.col.f32.e4m3.f16.f32",
     ):
         with pytest.raises(EmulatorError, match=r"no atom|missing"):
             kernel(
