@@ -14,17 +14,9 @@ from emmy.chained_schedules import combine_schedule, variant_schedule
 from emmy.dialects.common import DYNAMIC
 from emmy.dialects.tensor_op import tensor_type
 from emmy.dialects.tile import AllocOp, DimOp, DispatchOp, Index, KernelOp, LaunchOp, ReshapeOp, SmCountOp
-from emmy.lowering.online_softmax_kernels import (
-    CARRIED,
-    FINAL,
-    LOWEST,
-    KernelBuilder,
-    Parts,
-    Program,
-    WeightedSum,
-    Whole,
-)
+from emmy.lowering.online_softmax_kernels import CARRIED, FINAL, Program
 from emmy.lowering.tile_builder import Number, TileBuilder, named
+from emmy.lowering.weighted_sum import LOWEST, KernelBuilder, Parts, WeightedSum, Whole
 from emmy.passes.emitter import Emitter
 from emmy.schedules import Schedule
 from emmy.variants import PREFERRED, VARIANTS, Variant

@@ -57,8 +57,8 @@ from emmy.dialects.tile import AllocOp, DimOp, KernelOp, ReshapeOp, ScheduleAttr
 from emmy.errors import EmmyError
 from emmy.locations import location_of
 from emmy.lowering.online_softmax import lower_weighted_sum
-from emmy.lowering.online_softmax_kernels import K_STEP, LEAST, LOWEST, TINY, WeightedSum, Whole, padded
 from emmy.lowering.tile_builder import named
+from emmy.lowering.weighted_sum import K_STEP, LEAST, LOWEST, TINY, WeightedSum, Whole, padded
 from emmy.passes.emitter import Emitter
 from emmy.variants import Variant
 
