@@ -934,6 +934,39 @@ class ReduceOp(IRDLOperation):
 
 
 @irdl_op_definition
+class ClusterSumOp(IRDLOperation):
+    """The sum over the `parts` CTAs of this CTA's cluster, of which it gets part `part`: that many of the columns.
+
+    Every CTA of the cluster executes it once, each with a `part` of its own; the summands are added in the order of the parts
+    to which they belong. PTX: shared memory of the cluster (`ld.shared::cluster`) between two `barrier.cluster`.
+    """
+
+    name = "tile.cluster_sum"
+    arg = operand_def(TileType)
+    part = operand_def(IndexType)
+    parts = prop_def(IntegerAttr.constr(type=i64))
+    result = result_def(TileType)
+    assembly_format = "$arg `part` $part `of` $parts attr-dict `:` type($arg) `->` type($result)"
+
+    def __init__(self, arg: SSAValue, part: SSAValue, parts: int):
+        source = cast(TileType, arg.type)
+        *outer, columns = source.get_shape()
+        super().__init__(
+            operands=[arg, part],
+            result_types=[TileType.get((*outer, columns // parts), source.element_type)],
+            properties={"parts": IntegerAttr(parts, i64)},
+        )
+
+    def verify_(self) -> None:
+        parts, source = self.parts.value.data, cast(TileType, self.arg.type)
+        *outer, columns = source.get_shape()
+        if parts < 2 or columns % parts:
+            raise VerifyException(f"the columns of a sum over a cluster are cut into 2 or more parts, got {columns} in {parts}")
+        if self.result.type != TileType.get((*outer, columns // parts), source.element_type):
+            raise VerifyException(f"part of {source} in {parts} parts, got {self.result.type}")
+
+
+@irdl_op_definition
 class SqueezeOp(IRDLOperation):
     """The same elements without an axis of size 1: a statistic of each row as a tile of rank 1, to be stored."""
 
@@ -1022,6 +1055,7 @@ Tile = Dialect(
         MapOp,
         CastOp,
         ReduceOp,
+        ClusterSumOp,
         SqueezeOp,
         CoordOp,
     ],

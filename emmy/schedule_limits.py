@@ -31,6 +31,9 @@ ADDRESS_REGISTERS = 24
 SHARED_ALIGNMENT = 1024
 """Bytes at a multiple of which each ring begins in shared memory (`allocate-shared`; the 128-byte swizzle wants it)."""
 
+PARTIAL_SUM_BYTES = 4
+"""Bytes of an f32 sum that the CTAs of a cluster exchange."""
+
 SHARED_ROW_BYTES = 32
 """What each row of a tile takes at least in shared memory, and a multiple of (`emmy.layout.shared`)."""
 
@@ -59,9 +62,13 @@ def shared_bytes(schedule: Schedule, epilogue: Epilogue = Epilogue(), operand_by
         start = -(-end // SHARED_ALIGNMENT) * SHARED_ALIGNMENT
         row_bytes = (columns if spans_columns else 1) * element
         end = start + (rows if spans_rows else 1) * -(-row_bytes // SHARED_ROW_BYTES) * SHARED_ROW_BYTES
-    staged = min(2 * schedule.store_columns, columns) or columns
+    own = columns // schedule.split_k
+    staged = min(2 * schedule.store_columns, own) or own
     each_column = epilogue.result_bytes + (epilogue.further_bytes if schedule.persistent else 0)
     result = rows * staged * each_column if schedule.epilogue == "shared" else 0
+    if schedule.split_k > 1:
+        # The sums of the cluster's CTAs lie over the drained ring, and beside them what is stored.
+        result += rows * columns * PARTIAL_SUM_BYTES
     # A CTA that goes on with the next tile fills the ring while the result leaves: they do not share bytes.
     end = (
         -(-end // SHARED_ALIGNMENT) * SHARED_ALIGNMENT + result if schedule.persistent and result else max(end, result)
@@ -130,6 +137,14 @@ def problem_on_target(
     """
     if schedule.splits:
         return f"splits is for two products in a row, where it is a number of CTAs; this is one product, got {schedule.splits}"
+    if schedule.split_k > 1:
+        if not target.clusters:
+            return (
+                f"split_k = {schedule.split_k} shares a tile among the CTAs of a cluster, which needs sm_90 or later, "
+                f"and the target is {target.name}"
+            )
+        if f16_sums:
+            return f"split_k = {schedule.split_k} adds up sums in f32; use accumulate<f32>"
     if schedule.transport == "tma" and not target.tma:
         return f"transport = tma needs sm_90 or later, and the target is {target.name}; use cp_async"
     needed = shared_bytes(replace(schedule, transport=transport_on(schedule, target)), epilogue)

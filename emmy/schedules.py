@@ -55,6 +55,7 @@ RANGES: dict[str, tuple[int, int]] = {
     "producer_warps": (1, 8),
     "persistent": (0, 1),
     "splits": (0, 32),
+    "split_k": (1, 8),
     "spills": (0, 1024),
     "stagger": (0, 1),
     "lazy": (0, 12),
@@ -74,6 +75,7 @@ class Schedule:
     consumer_regs: registers of a thread of each (`setmaxnreg`); 0 takes `register_split`'s.
     persistent: 1 for as many CTAs as the card runs at once, each of which computes one tile after the other.
     splits: CTAs for each multiprocessor that share the keys of chained products, for a second kernel to combine; 0 for none.
+    split_k: CTAs of a cluster that share the contraction of one tile, and add up what they have (`split-k`); 1, 2, 4 or 8.
     raster: group size of M tiles in CTA order (1 = row-major).
     fragments: operand fragments in flight (2 = double-buffered).
     epilogue: results leave through shared memory (16-byte rows) or straight from registers.
@@ -106,6 +108,7 @@ class Schedule:
     consumer_regs: int = 0
     persistent: int = 0
     splits: int = 0
+    split_k: int = 1
     raster: int = 8
     fragments: int = 2
     epilogue: str = "shared"
@@ -162,6 +165,8 @@ class Schedule:
             return f"atom = {WARPGROUP_ATOM} reads registers that nothing may write meanwhile; use overlap, not stagger"
         if self.overlap and self.roles == "unified":
             return "overlap belongs to roles = specialized"
+        if self.split_k > 1 and (problem := self._problem_with_split()) is not None:
+            return problem
         if self.promote % 16 or self.promote < 0:
             return f"promote is a multiple of 16 elements, got {self.promote}"
         if self.store_columns and (self.block[1] % self.store_columns or self.store_columns % 16 or self.warps[1] > 1):
@@ -172,6 +177,24 @@ class Schedule:
         if self.cta_threads > 1024:
             return f"a CTA has at most 32 warps, got {self.cta_threads // 32}"
         return None
+
+    def _problem_with_split(self) -> str | None:
+        """What `split_k` wants of the other fields, or None."""
+        if self.split_k & (self.split_k - 1):
+            return f"split_k is 1, 2, 4 or 8, got {self.split_k}"
+        if self.warps[1] > 1 or self.block[1] % (16 * self.split_k):
+            return (
+                f"split_k = {self.split_k} gives each CTA a part of the columns, in multiples of 16, where one warp holds a "
+                f"whole row; got {self.block[1]} columns for {self.warps[1]} warps"
+            )
+        if self.persistent:
+            return "split_k is for tiles that fill less than one wave: it wants persistent = 0"
+        return None
+
+    @property
+    def cluster(self) -> int:
+        """CTAs of a cluster."""
+        return self.split_k
 
     @property
     def fragment_atom(self) -> str:

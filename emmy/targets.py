@@ -30,7 +30,7 @@ class Target:
 
     Sizes are bytes; `registers_*` count 32-bit registers; rates are FMA per clock per SM. A flag says that ptxas
     accepts the instruction for this target *and* that using it is sensible there; `mixed_add`: `add.f32.f16`;
-    `fp8`: products of 8-bit floats.
+    `fp8`: products of 8-bit floats; `clusters`: CTAs that read each other's shared memory.
     `promotion`: how f16 partial sums are best added to f32 ones, `convert` or `identity` (see `emmy.schedules`).
     """
 
@@ -54,6 +54,7 @@ class Target:
     multicast: bool
     fp8: bool
     promotion: str = "convert"
+    clusters: bool = False
     mixed_add: bool = False
     cp_async: bool = True
     ldmatrix: bool = True
@@ -133,6 +134,7 @@ TARGETS: dict[str, Target] = {
             wgmma=True,
             setmaxnreg=True,
             multicast=True,
+            clusters=True,
             fp8=True,
             promotion="identity",
         ),
@@ -155,6 +157,7 @@ TARGETS: dict[str, Target] = {
             wgmma=False,
             setmaxnreg=True,
             multicast=False,
+            clusters=True,
             fp8=True,
             mixed_add=True,
         ),

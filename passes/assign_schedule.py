@@ -45,6 +45,7 @@ SCALARS = (
     "producer_warps",
     "producer_regs",
     "consumer_regs",
+    "split_k",
     "raster",
     "fragments",
     "epilogue",
@@ -97,6 +98,7 @@ class AssignSchedule(ModulePass):
     consumer_regs: int = 0
     persistent: int = -1
     splits: int = -1
+    split_k: int = 0
     spills: int = -1
     raster: int = 0
     fragments: int = 0
@@ -197,6 +199,8 @@ def _problem_with_atom(schedule: Schedule, matmul: MatmulOp, policy: AccumulateA
     problem = problem_with_warpgroups(schedule, target, policy.policy.data == "hybrid")
     if problem is not None:
         return problem
+    if schedule.split_k > 1 and policy.policy.data != "f32":
+        return f"split_k = {schedule.split_k} adds up f32 sums, and this product accumulates in {policy.policy.data}"
     if schedule.promote and policy.policy.data != "hybrid":
         return f"promote belongs to the hybrid policy, and this product accumulates in {policy.policy.data}"
     if schedule.promote > policy.max_k.data:
