@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from math import prod
 
 from emmy.schedule_limits import AUTO_TRANSPORT, Epilogue, problem_on_target, transport_on
 from emmy.schedules import WARPGROUP_ATOM, Schedule
@@ -212,63 +214,144 @@ SPILLS: dict[str, tuple[Spill, ...]] = {
 UNKNOWN_SIZE = 65536
 """What a `?` dimension counts as: large enough that full waves decide."""
 
+SAMPLED_SIZES = (1, 64, 128, 256, 512, 1024, 1536, 2048, 3072, 4096, 6144, 8192, 12288, 16384, UNKNOWN_SIZE)
+"""Of a `?` dimension, to find the tiles that are worth a kernel of their own."""
+
+WORTHWHILE = 1.02
+"""How many times as long all other kernels take, at a sampled size, where another one is worth compiling."""
+
+
+NO_EPILOGUE = Epilogue()
+
 
 def as_it_is(schedule: Schedule) -> Schedule:
     return schedule
 
 
-def choose_schedule(
-    target: Target,
-    m: int | None,
-    n: int | None,
-    batch: int | None = 1,
-    epilogue: Epilogue = Epilogue(),
-    partial: int = 0,
-    *,
-    asked: Callable[[Schedule], Schedule] = as_it_is,
-    wide: bool = True,
-    f16_sums: bool = False,
-    k: int | None = None,
-) -> Schedule:
-    """The candidate whose waves over the target's SMs take least time: waves x elements of a tile x depth / rate.
+@dataclass(frozen=True)
+class Timed:
+    """A schedule, and how long its CTA takes for one step of the loop over K, in multiply-adds of the target's best rate."""
+
+    schedule: Schedule
+    step: int
+
+    def time(self, rows: int, columns: int, batch: int, k: int, sms: int) -> int:
+        """What `batch` products of (rows, k) and (k, columns) take on so many SMs: waves x steps over K x time of a step.
+
+        CTAs that share an SM share its tensor cores too: a wave of one on each SM counts, however many run side by side.
+        """
+        block_m, block_n, block_k = self.schedule.block
+        waves = -(-(-(-rows // block_m) * -(-columns // block_n) * batch) // sms)
+        return waves * -(-k // block_k) * self.step
+
+
+@dataclass(frozen=True)
+class Product:
+    """What the choice of a schedule depends on, and how.
 
     `m`, `n`: rows and columns of the result; `batch`: number of products; `k`: the contraction, of which whole tiles are
     multiplied; None for what is known at run time only.
     `partial`: contraction elements that are summed in f16 at most, under the hybrid policy, else 0. `asked`: sets the fields
     that are not left to the table; a candidate must be legal, and keep within registers (`SPILLS`), with them. `wide`:
     whether rows of the operands are known to be whole units of 16 bytes. `f16_sums`: whether accumulators are f16.
+    """
+
+    m: int | None
+    n: int | None
+    batch: int | None = 1
+    epilogue: Epilogue = NO_EPILOGUE
+    partial: int = 0
+    asked: Callable[[Schedule], Schedule] = as_it_is
+    wide: bool = True
+    f16_sums: bool = False
+    k: int | None = None
+
+    def fits(self, schedule: Schedule, target: Target) -> bool:
+        """Whether the target can run it."""
+        return (schedule.problem() or problem_on_target(schedule, target, self.epilogue, self.f16_sums)) is None
+
+    def complete(self, schedule: Schedule) -> Schedule:
+        """A row of the table with what is asked for."""
+        # Partial sums that a loop carries leave no registers for the next slot's first fragments.
+        return self.asked(replace(schedule, prefetch=0) if self.partial >= 2 * schedule.block[2] else schedule)
+
+    def rows(self, target: Target) -> list[Candidate]:
+        """The rows of the table for products of this kind."""
+        candidates = (HYBRID_CANDIDATES if self.partial else CANDIDATES)[target.name]
+        # A row is about its atom: with another one it would be another row. What TMA cannot move, wgmma does not read.
+        atoms = [c for c in candidates if self.wide or c.schedule.atom != WARPGROUP_ATOM]
+        return [c for c in atoms if self.complete(c.schedule).atom == c.schedule.atom] or list(candidates)
+
+    def kept(self, target: Target) -> list[Candidate]:
+        """Those that the target can run, and ptxas keeps in registers."""
+        legal = [
+            c
+            for c in self.rows(target)
+            if self.partial >= c.least_partial and self.fits(self.complete(c.schedule), target)
+        ]
+        # What is asked for may spill in any row; ptxas has the last word on that.
+        return [c for c in legal if not _spills(self.complete(c.schedule), target, self.partial, self.wide)] or legal
+
+    def sizes(self) -> tuple[int, int, int, int]:
+        """m, n, batch and k; what is known at run time only is large, but one product is enough for it."""
+        m, n, k = (UNKNOWN_SIZE if size is None else size for size in (self.m, self.n, self.k))
+        return m, n, 1 if self.batch is None else self.batch, k
+
+
+def timed(schedule: Schedule, candidate: Candidate) -> Timed:
+    """A schedule that comes of a row, with the row's time."""
+    return Timed(schedule, round(prod(candidate.schedule.block) / candidate.rate))
+
+
+def choose_schedule(target: Target, product: Product) -> Schedule:
+    """The candidate whose waves over the target's SMs take least time (`Timed.time`); the first of equals.
+
     Where the epilogue leaves no room for any candidate, the smallest tile is given, with as many stages as fit (at least 1).
     """
-    rows, columns = (UNKNOWN_SIZE if size is None else size for size in (m, n))
-
-    def time(candidate: Candidate) -> float:
-        block_m, block_n, block_k = candidate.schedule.block
-        tiles = -(-rows // block_m) * -(-columns // block_n) * (1 if batch is None else batch)
-        full, rest = divmod(tiles, target.sms * candidate.resident)
-        # CTAs that share an SM share its tensor cores too: a full wave of them takes as long as that many of single ones.
-        units = full * candidate.resident + -(-rest // target.sms)
-        depth = 1 if not k else -(-k // block_k) * block_k / k
-        return units * block_m * block_n * depth / candidate.rate
-
-    def fits(schedule: Schedule) -> bool:
-        return (schedule.problem() or problem_on_target(schedule, target, epilogue, f16_sums)) is None
-
-    def complete(schedule: Schedule) -> Schedule:
-        # Partial sums that a loop carries leave no registers for the next slot's first fragments.
-        return asked(replace(schedule, prefetch=0) if partial >= 2 * schedule.block[2] else schedule)
-
-    candidates = (HYBRID_CANDIDATES if partial else CANDIDATES)[target.name]
-    # A row is about its atom: with another one it would be another row. What TMA cannot move, wgmma does not read.
-    atoms = [c for c in candidates if wide or c.schedule.atom != WARPGROUP_ATOM]
-    rows_of = [c for c in atoms if complete(c.schedule).atom == c.schedule.atom] or candidates
-    legal = [c for c in rows_of if partial >= c.least_partial and fits(complete(c.schedule))]
-    # What is asked for may spill in any row; ptxas has the last word on that.
-    kept = [c for c in legal if not _spills(complete(c.schedule), target, partial, wide)] or legal
+    kept, sizes = product.kept(target), product.sizes()
     if kept:
-        return complete(min(kept, key=time).schedule)
-    smallest = rows_of[-1].schedule
-    fewer = [complete(replace(smallest, stages=stages)) for stages in range(smallest.stages, 0, -1)]
-    return next((schedule for schedule in fewer if fits(schedule)), fewer[-1])
+        row = min(kept, key=lambda candidate: timed(candidate.schedule, candidate).time(*sizes, target.sms))
+        return product.complete(row.schedule)
+    smallest = product.rows(target)[-1].schedule
+    fewer = [product.complete(replace(smallest, stages=stages)) for stages in range(smallest.stages, 0, -1)]
+    return next((schedule for schedule in fewer if product.fits(schedule, target)), fewer[-1])
+
+
+def competing_schedules(target: Target, product: Product) -> tuple[Timed, ...]:
+    """The schedules among which a call chooses by its sizes as `choose_schedule` does, in the order of the table.
+
+    They are the rows without which some sizes would take more than `WORTHWHILE` times as long: none where all sizes are known,
+    or where one schedule is enough. A row that what is asked for gives another tile is not among them.
+    """
+    if None not in (product.m, product.n, product.batch):
+        return ()
+    rows = [timed(product.complete(c.schedule), c) for c in product.kept(target) if _keeps_tile(product, c)]
+    times = [[row.time(*sizes, target.sms) for row in rows] for sizes in _sampled_sizes(product)]
+    usual = choose_schedule(target, product)
+    chosen = {number for number, row in enumerate(rows) if row.schedule == usual}
+    while chosen:
+        losses = [(min(at[row] for row in chosen) / min(at), at.index(min(at))) for at in times if min(at)]
+        loss, best = max(losses, default=(1.0, 0))
+        if loss <= WORTHWHILE:
+            break
+        chosen.add(best)
+    return tuple(rows[number] for number in sorted(chosen)) if len(chosen) > 1 else ()
+
+
+def _sampled_sizes(product: Product) -> list[tuple[int, int, int, int]]:
+    """m, n, batch and k of some products. Many count as many rows: a batch that is `?` is sampled where m and n are known."""
+    whole = None not in (product.m, product.n)
+    rows, columns, batches = (
+        SAMPLED_SIZES if size is None and sampled else (1 if size is None else size,)
+        for size, sampled in ((product.m, True), (product.n, True), (product.batch, whole))
+    )
+    k = product.sizes()[-1]
+    return [(m, n, batch, k) for m, n, batch in itertools.product(rows, columns, batches)]
+
+
+def _keeps_tile(product: Product, candidate: Candidate) -> bool:
+    """Whether a row still has its own tile when it has what is asked for."""
+    return product.complete(candidate.schedule).block == candidate.schedule.block
 
 
 def _spills(schedule: Schedule, target: Target, partial: int, wide: bool) -> bool:

@@ -5,6 +5,11 @@ that stands in the text stays as it is; the others come from the target's table 
 of CTAs over its SMs (a `?` dimension counts as large). Options of the pass replace single fields of what the table gives,
 and the table's choice is one that is legal with them, and that ptxas keeps in registers.
 
+Where sizes are `?`, rows, columns or the batch, so that no one schedule is best, `emmy.schedules` has those among which each
+call chooses by its sizes, each with the time that its CTA takes for a step of the loop over K, in multiply-adds:
+`emmy.schedules = [{schedule = #tile.schedule<..>, step_time = 1446206 : index}, ..]`. Products whose schedule stands in the text
+have no others, unless these stand there too.
+
     %y = tensor_op.matmul %a, %b : (tensor<?x3840xf16>, tensor<3840x4096xf16>) -> tensor<?x4096xf16>
 becomes
     %y = tensor_op.matmul %a, %b {emmy.schedule = #tile.schedule<block = [128, 256, 64], warps = [2, 4], ..>} : ..
@@ -18,7 +23,7 @@ from math import prod
 from typing import Any
 
 from xdsl.context import Context
-from xdsl.dialects.builtin import Float32Type, ModuleOp
+from xdsl.dialects.builtin import ArrayAttr, Float32Type, ModuleOp
 from xdsl.dialects.func import FuncOp
 from xdsl.ir import Operation, SSAValue
 from xdsl.passes import ModulePass
@@ -31,8 +36,9 @@ from emmy.dialects.tile import ScheduleAttr
 from emmy.errors import EmmyError
 from emmy.locations import location_of
 from emmy.passes.fusion import Group, group_ops, live_ops
+from emmy.passes.timed_schedules import SCHEDULE, SCHEDULES, timed_entry, timed_schedules
 from emmy.schedule_limits import Epilogue, problem_on_target, problem_with_warpgroups
-from emmy.schedule_table import choose_schedule
+from emmy.schedule_table import Product, choose_schedule, competing_schedules
 from emmy.schedules import Schedule
 from emmy.targets import Target, get_target
 
@@ -70,6 +76,8 @@ COUNTS_FROM_ZERO = (
     "stagger",
     "lazy",
     "overlap",
+    "repeat",
+    "late_stages",
 )
 """Fields for which 0 is a choice: their options are unset at -1."""
 
@@ -119,6 +127,8 @@ class AssignSchedule(ModulePass):
     stagger: int = -1
     lazy: int = -1
     overlap: int = -1
+    repeat: int = -1
+    late_stages: int = -1
 
     def apply(self, ctx: Context, op: ModuleOp) -> None:
         target = get_target(self.target)
@@ -136,48 +146,56 @@ class AssignSchedule(ModulePass):
     def assign(self, matmul: MatmulOp, epilogue: Epilogue, target: Target) -> None:
         """Give one product a schedule unless it has one; check it either way."""
         policy = accumulation_policy(matmul)
-        pinned = matmul.attributes.get("emmy.schedule")
+        pinned = matmul.attributes.get(SCHEDULE)
         if pinned is None:
-            *batch, m, n = tensor_type(matmul.result).get_shape()
-            sizes = _static((m,)), _static((n,)), _static(batch)
-            # Where overflowed tiles are redone, the text already holds every product a second time.
-            redo = {"unroll": 1} if policy.overflow.data == "redo" else {}
-            schedule = choose_schedule(
-                target,
-                *sizes,
-                epilogue,
-                self.promote or policy.max_k.data,
-                asked=lambda schedule: self.override(replace(schedule, **redo)),
-                wide=all(_wide(operand) for operand in (matmul.a, matmul.b)),
-                f16_sums=policy.policy.data == "f16",
-                k=_static((tensor_type(matmul.a).get_shape()[-2 if matmul.transpose_a is not None else -1],)),
-            )
+            product = self.product(matmul, epilogue, policy)
+            schedule, others = choose_schedule(target, product), competing_schedules(target, product)
         elif isinstance(pinned, ScheduleAttr):
-            schedule = pinned.data
+            schedule, others = pinned.data, timed_schedules(matmul)
         else:
-            raise EmmyError(f"emmy.schedule is a #tile.schedule<..>, got {pinned}", location_of(matmul))
-        problem = (
-            schedule.problem()
-            or problem_on_target(schedule, target, epilogue, policy.policy.data == "f16")
-            or _problem_with_atom(schedule, matmul, policy, target)
+            raise EmmyError(f"{SCHEDULE} is a #tile.schedule<..>, got {pinned}", location_of(matmul))
+        for one in (schedule, *(other.schedule for other in others)):
+            problem = (
+                one.problem()
+                or problem_on_target(one, target, epilogue, policy.policy.data == "f16")
+                or _problem_with_atom(one, matmul, policy, target)
+            )
+            if problem:
+                raise EmmyError(f"illegal schedule: {problem}", location_of(matmul))
+        matmul.attributes[SCHEDULE] = ScheduleAttr.get(schedule)
+        if others:
+            matmul.attributes[SCHEDULES] = ArrayAttr([timed_entry(one) for one in others])
+
+    def product(self, matmul: MatmulOp, epilogue: Epilogue, policy: AccumulateAttr) -> Product:
+        """What the table's choice depends on."""
+        *batch, m, n = tensor_type(matmul.result).get_shape()
+        # Where overflowed tiles are redone, the text already holds every product a second time.
+        redo = {"unroll": 1} if policy.overflow.data == "redo" else {}
+        return Product(
+            _static((m,)),
+            _static((n,)),
+            _static(batch),
+            epilogue,
+            self.promote or policy.max_k.data,
+            asked=lambda schedule: self.override(replace(schedule, **redo)),
+            wide=all(_wide(operand) for operand in (matmul.a, matmul.b)),
+            f16_sums=policy.policy.data == "f16",
+            k=_static((tensor_type(matmul.a).get_shape()[-2 if matmul.transpose_a is not None else -1],)),
         )
-        if problem:
-            raise EmmyError(f"illegal schedule: {problem}", location_of(matmul))
-        matmul.attributes["emmy.schedule"] = ScheduleAttr.get(schedule)
 
     def assign_chain(self, op: CompositeOp, target: Target) -> None:
         """The same for the products of a composite."""
-        chain, pinned = op.chain(), op.attributes.get("emmy.schedule")
+        chain, pinned = op.chain(), op.attributes.get(SCHEDULE)
         if pinned is None:
             schedule = choose_chained_schedule(target, chain, self.override)
         elif isinstance(pinned, ScheduleAttr):
             schedule = pinned.data
         else:
-            raise EmmyError(f"emmy.schedule is a #tile.schedule<..>, got {pinned}", location_of(op))
+            raise EmmyError(f"{SCHEDULE} is a #tile.schedule<..>, got {pinned}", location_of(op))
         problem = schedule.problem() or problem_of_chain(schedule, target, chain)
         if problem:
             raise EmmyError(f"illegal schedule: {problem}", location_of(op))
-        op.attributes["emmy.schedule"] = ScheduleAttr.get(schedule)
+        op.attributes[SCHEDULE] = ScheduleAttr.get(schedule)
 
     def override(self, schedule: Schedule) -> Schedule:
         """The schedule with the fields that this pass's options set."""

@@ -9,7 +9,7 @@ import pytest
 import emmy
 from emmy.assemble import find_tool
 from emmy.errors import EmmyError
-from emmy.schedule_table import CANDIDATES, HYBRID_CANDIDATES, SPILLS, choose_schedule
+from emmy.schedule_table import CANDIDATES, HYBRID_CANDIDATES, SPILLS, Product, choose_schedule
 from emmy.schedules import ROLES, TRANSPORTS
 from emmy.targets import TARGETS, get_target
 
@@ -74,7 +74,8 @@ def test_what_is_left_to_the_table_is_kept_in_registers(target: str, roles: str)
 )
 def test_the_choice_sees_what_is_asked_for(target, partial, asked, wide, block):
     schedule = choose_schedule(
-        get_target(target), 4096, 4096, partial=partial, asked=lambda one: replace(one, **asked), wide=wide
+        get_target(target),
+        Product(4096, 4096, partial=partial, asked=lambda one: replace(one, **asked), wide=wide),
     )
     assert schedule.block == block
     assert all(getattr(schedule, name) == value for name, value in asked.items())
@@ -91,8 +92,12 @@ def test_what_spills_in_every_row_is_left_to_ptxas():
     """A block that is asked for stays, with the row's other fields."""
     schedule = choose_schedule(
         get_target("sm_90a"),
-        4096,
-        4096,
-        asked=lambda one: replace(one, block=(128, 192, 64), warps=(2, 4), transport="cp_async", roles="specialized"),
+        Product(
+            4096,
+            4096,
+            asked=lambda one: replace(
+                one, block=(128, 192, 64), warps=(2, 4), transport="cp_async", roles="specialized"
+            ),
+        ),
     )
     assert (schedule.block, schedule.stages) == ((128, 192, 64), 3)

@@ -17,7 +17,7 @@ from emmy.schedule_limits import (
     register_split,
     shared_bytes,
 )
-from emmy.schedule_table import CANDIDATES, choose_schedule
+from emmy.schedule_table import CANDIDATES, Product, choose_schedule
 from emmy.schedules import Schedule
 from emmy.targets import TARGETS, get_target
 
@@ -115,7 +115,7 @@ def test_every_candidate_runs_on_its_target(target):
     ],
 )
 def test_choice_by_waves(m, n, batch, block):
-    assert choose_schedule(H200, m, n, batch).block == block
+    assert choose_schedule(H200, Product(m, n, batch)).block == block
 
 
 @pytest.mark.parametrize(
@@ -124,22 +124,24 @@ def test_choice_by_waves(m, n, batch, block):
 )
 def test_a_row_of_another_atom_is_another_row(m, n, block):
     """With mma.sync the tiles are those of mma.sync, not a warpgroup's tile with another atom."""
-    schedule = choose_schedule(H200, m, n, asked=lambda schedule: replace(schedule, atom="m16n8k16"))
+    schedule = choose_schedule(H200, Product(m, n, asked=lambda schedule: replace(schedule, atom="m16n8k16")))
     assert (schedule.block, schedule.roles) == (block, "unified")
 
 
 def test_an_f32_result_takes_a_tile_that_can_be_staged():
-    assert choose_schedule(ADA, None, 4096, epilogue=Epilogue(2)).block == (128, 256, 32)
-    assert choose_schedule(ADA, None, 4096, epilogue=Epilogue(4)).block == (128, 128, 32)
+    assert choose_schedule(ADA, Product(None, 4096, epilogue=Epilogue(2))).block == (128, 256, 32)
+    assert choose_schedule(ADA, Product(None, 4096, epilogue=Epilogue(4))).block == (128, 128, 32)
 
 
 def test_an_epilogue_that_leaves_little_room_takes_fewer_stages():
     many = Epilogue(2, ((True, True, 4),) * 5)
-    schedule = choose_schedule(ADA, None, 4096, epilogue=many)
+    schedule = choose_schedule(ADA, Product(None, 4096, epilogue=many))
     assert (schedule.block, schedule.stages) == ((64, 64, 64), 1)
     assert problem_on_target(schedule, ADA, many) is None
     too_many = Epilogue(2, ((True, True, 4),) * 10)
-    assert "reduce block or stages" in problem_on_target(choose_schedule(ADA, 64, 64, 1, too_many), ADA, too_many)
+    assert "reduce block or stages" in problem_on_target(
+        choose_schedule(ADA, Product(64, 64, 1, too_many)), ADA, too_many
+    )
 
 
 def assign(pin, policy="f32", **options):
