@@ -52,9 +52,12 @@ from xdsl.printer import Printer
 from xdsl.traits import NoTerminator, SymbolOpInterface
 from xdsl.utils.exceptions import VerifyException
 
-from emmy.dialects.tile import TileType, ViewType, check_box
+from emmy.dialects.tile_types import TileType, ViewType, check_box
 
 SIDES = ("fill", "read")
+
+MAX_CLUSTER = 8
+"""CTAs of a cluster that every GPU with clusters can place (CUDA C++ Programming Guide, "Thread Block Clusters")."""
 
 
 def _parse_ring(parser: AttrParser) -> Sequence[Attribute]:
@@ -118,7 +121,8 @@ def ring_name(value: SSAValue) -> str:
 class PipelineOp(IRDLOperation):
     """A ring of `stages` slots; each slot holds the fields (name -> tile type, as stored in memory).
 
-    `outbound`: results leave through it. `internal`: the consumer fills it, with fragments, and reads it. Written by
+    `outbound`: results leave through it. `internal`: the consumer fills it, with fragments, and reads it; of a `cluster` of so
+    many CTAs each fills a slot of its own, and reads those of all, which are full when all of them are. Written by
     `lower-transport`: `full_count`, `empty_count` (arrivals that end a phase of
     a slot's full or empty mbarrier; absent: the ring has no such barriers), `tx_bytes` (bytes that one ticket brings by TMA).
     Written by `allocate-shared`: `base` (bytes from the start of dynamic shared memory), `slot_bytes`, `offsets` (of each field
@@ -132,6 +136,7 @@ class PipelineOp(IRDLOperation):
     fields = prop_def(DictionaryAttr)
     outbound = opt_prop_def(UnitAttr)
     internal = opt_prop_def(UnitAttr)
+    cluster = opt_prop_def(IntegerAttr.constr(type=eq(i64)))
     base = opt_prop_def(IntegerAttr.constr(type=eq(i64)))
     slot_bytes = opt_prop_def(IntegerAttr.constr(type=eq(i64)))
     offsets = opt_prop_def(DictionaryAttr)
@@ -143,10 +148,18 @@ class PipelineOp(IRDLOperation):
     empty_base = opt_prop_def(IntegerAttr.constr(type=eq(i64)))
     traits = traits_def(SymbolOpInterface())
     irdl_options = (ParsePropInAttrDict(),)
-    assembly_format = "$sym_name `stages` $stages $fields (`outbound` $outbound^)? (`internal` $internal^)? attr-dict"
+    assembly_format = (
+        "$sym_name `stages` $stages $fields (`outbound` $outbound^)? (`internal` $internal^)? (`cluster` $cluster^)? attr-dict"
+    )
 
     def __init__(
-        self, name: str, stages: int, fields: dict[str, TileType], outbound: bool = False, internal: bool = False
+        self,
+        name: str,
+        stages: int,
+        fields: dict[str, TileType],
+        outbound: bool = False,
+        internal: bool = False,
+        cluster: int = 1,
     ):
         super().__init__(
             properties={
@@ -155,6 +168,7 @@ class PipelineOp(IRDLOperation):
                 "fields": DictionaryAttr(cast(dict[str, Attribute], fields)),
                 "outbound": UnitAttr() if outbound else None,
                 "internal": UnitAttr() if internal else None,
+                "cluster": IntegerAttr(cluster, i64) if cluster > 1 else None,
             }
         )
 
@@ -169,6 +183,11 @@ class PipelineOp(IRDLOperation):
             raise VerifyException("a pipeline has at least one field")
         if self.outbound is not None and self.internal is not None:
             raise VerifyException("a pipeline is outbound or internal, not both")
+        if self.cluster is not None:
+            if self.internal is None or self.stages.value.data != 1:
+                raise VerifyException("a pipeline of a cluster is internal, and has 1 stage")
+            if not 2 <= self.cluster.value.data <= MAX_CLUSTER:
+                raise VerifyException(f"a cluster has 2 to {MAX_CLUSTER} CTAs, got {self.cluster.value.data}")
         for field, type_ in self.fields.data.items():
             if not isinstance(type_, TileType):
                 raise VerifyException(f"field '{field}' is a tile type, got {type_}")
@@ -745,6 +764,28 @@ class FenceProxyAsyncOp(IRDLOperation):
 
 
 @irdl_op_definition
+class ClusterArriveOp(IRDLOperation):
+    """`barrier.cluster.arrive`: what this warp has written, other CTAs of the cluster may read; what it read, overwrite."""
+
+    name = "async_copy.cluster_arrive"
+    assembly_format = "attr-dict"
+
+    def __init__(self):
+        super().__init__()
+
+
+@irdl_op_definition
+class ClusterWaitOp(IRDLOperation):
+    """`barrier.cluster.wait`: all warps of the cluster that have not ended have arrived."""
+
+    name = "async_copy.cluster_wait"
+    assembly_format = "attr-dict"
+
+    def __init__(self):
+        super().__init__()
+
+
+@irdl_op_definition
 class WarpSyncOp(IRDLOperation):
     """`bar.warp.sync`: the lanes of each warp meet."""
 
@@ -842,6 +883,8 @@ AsyncCopy = Dialect(
         ArriveEmptyOp,
         FenceProxyAsyncOp,
         WarpSyncOp,
+        ClusterArriveOp,
+        ClusterWaitOp,
         TmaStoreOp,
         BulkCommitOp,
         BulkWaitOp,

@@ -18,6 +18,9 @@ from emmy.elementwise import ELEMENTWISE
 DYNAMIC = DYNAMIC_INDEX
 """How a dimension or stride that is known at run time only is stored; it prints as `?`."""
 
+Index = IndexType()
+"""The type of sizes, offsets and counters."""
+
 
 class MapKind(StrEnum):
     """The elementwise functions; their meaning is `emmy.elementwise.ELEMENTWISE`."""

@@ -28,6 +28,7 @@ from xdsl.ir import Block, Operation, Region, SSAValue
 from xdsl.passes import ModulePass
 
 from emmy.dialects import async_copy, mma, tile
+from emmy.dialects.common import DYNAMIC
 from emmy.dialects.ptx import ConstantOp, Instruction, KernelOp
 from emmy.errors import EmmyError
 from emmy.locations import location_of
@@ -327,7 +328,7 @@ class KernelLowering(FragmentLowering):
     def slice_view(self, op: tile.SliceOp) -> None:
         """Another address, and sizes in registers."""
         view, sizes = self.views[op.view], iter(op.sizes)
-        extents = [self.number(next(sizes)) if s == tile.DYNAMIC else s for s in op.result.type.get_shape()]
+        extents = [self.number(next(sizes)) if s == DYNAMIC else s for s in op.result.type.get_shape()]
         part = view.part(self.builder, [self.number(offset) for offset in op.offsets], extents)
         self.views[op.result] = part.with_bounds(self.builder)
 

@@ -11,9 +11,9 @@ from xdsl.dialects.builtin import TensorType, f32
 from xdsl.ir import Block, SSAValue
 
 from emmy.chained_schedules import combine_schedule, variant_schedule
-from emmy.dialects.common import DYNAMIC
+from emmy.dialects.common import DYNAMIC, Index
 from emmy.dialects.tensor_op import tensor_type
-from emmy.dialects.tile import AllocOp, DimOp, DispatchOp, Index, KernelOp, LaunchOp, ReshapeOp, SmCountOp
+from emmy.dialects.tile import AllocOp, DimOp, DispatchOp, KernelOp, LaunchOp, ReshapeOp, SmCountOp
 from emmy.lowering.online_softmax_kernels import CARRIED, FINAL, Program
 from emmy.lowering.tile_builder import Number, TileBuilder, named
 from emmy.lowering.weighted_sum import LOWEST, KernelBuilder, Parts, WeightedSum, Whole

@@ -19,19 +19,9 @@ from xdsl.dialects import arith, scf
 from xdsl.dialects.builtin import UnitAttr, f32, i32
 from xdsl.ir import Block, SSAValue
 
-from emmy.dialects.common import DYNAMIC
+from emmy.dialects.common import DYNAMIC, Index
 from emmy.dialects.tensor_op import tensor_type
-from emmy.dialects.tile import (
-    CoordOp,
-    DimOp,
-    Index,
-    KernelOp,
-    ReadOp,
-    SliceOp,
-    SqueezeOp,
-    TileType,
-    ViewType,
-)
+from emmy.dialects.tile import CoordOp, DimOp, KernelOp, ReadOp, SliceOp, SqueezeOp, TileType, ViewType
 from emmy.lowering.tile_builder import Number, TileBuilder, named
 from emmy.lowering.weighted_sum import LOWEST, TINY, KernelBuilder, Parts, WeightedSum, Whole, padded, slice_align
 from emmy.schedules import Schedule

@@ -15,6 +15,7 @@ from xdsl.dialects.builtin import AnyFloat, ArrayAttr, IntegerAttr, i64
 from xdsl.ir import SSAValue
 
 from emmy.dialects import async_copy, tile
+from emmy.dialects.common import DYNAMIC
 from emmy.errors import EmmyError
 from emmy.layout.algebra import Integers
 from emmy.layout.shared import CHUNK_BYTES, SWIZZLE_PERIOD_ROWS, SharedLayout, Swizzle, shared_layout
@@ -220,11 +221,10 @@ class View:
 
 def parameter_kinds(number: int, type_: tile.ViewType) -> list[str]:
     """What the launch passes for view `number`, in the words of `ptx.kernel`: address, `?` sizes, explicit `?` strides."""
-    dynamic = tile.DYNAMIC
     kinds = [f"pointer {number}"]
-    kinds += [f"dim {number} {axis}" for axis, size in enumerate(type_.get_shape()) if size == dynamic]
+    kinds += [f"dim {number} {axis}" for axis, size in enumerate(type_.get_shape()) if size == DYNAMIC]
     if not is_contiguous(type_):
-        kinds += [f"stride {number} {axis}" for axis, stride in enumerate(type_.get_strides()) if stride == dynamic]
+        kinds += [f"stride {number} {axis}" for axis, stride in enumerate(type_.get_strides()) if stride == DYNAMIC]
     return kinds
 
 
@@ -237,7 +237,7 @@ def make_view(builder: Builder, type_: tile.ViewType, parameters: Sequence[SSAVa
     """The view whose parameters are those of `parameter_kinds`."""
     given, size_bytes = iter(parameters), element_bytes(type_)
     pointer = builder.pure("cvta_to_global_u64", next(given))
-    sizes = tuple(next(given) if size == tile.DYNAMIC else size for size in type_.get_shape())
+    sizes = tuple(next(given) if size == DYNAMIC else size for size in type_.get_shape())
     strides: list[Stride] = []
     if is_contiguous(type_):
         strides.append(size_bytes)
@@ -245,7 +245,7 @@ def make_view(builder: Builder, type_: tile.ViewType, parameters: Sequence[SSAVa
             strides.insert(0, _times(builder, strides[0], size))
     else:
         for stride in type_.get_strides():
-            dynamic = stride == tile.DYNAMIC
+            dynamic = stride == DYNAMIC
             strides.append(_times(builder, size_bytes, next(given)) if dynamic else stride * size_bytes)
     return View(pointer, sizes, tuple(strides), size_bytes)
 

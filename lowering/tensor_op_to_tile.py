@@ -58,7 +58,7 @@ from xdsl.dialects.builtin import (
 from xdsl.ir import Attribute, Block, Operation, Region, SSAValue
 from xdsl.passes import ModulePass
 
-from emmy.dialects.common import DYNAMIC
+from emmy.dialects.common import DYNAMIC, Index
 from emmy.dialects.tensor_op import (
     AccumulateAttr,
     CompositeOp,
@@ -77,11 +77,11 @@ from emmy.dialects.tile import (
     DotOp,
     FillOp,
     GridOp,
-    Index,
     KernelOp,
     LaunchOp,
     LoadOp,
     ScheduleAttr,
+    SmCountOp,
     StoreOp,
     TileType,
     ViewType,
@@ -92,7 +92,9 @@ from emmy.launch_specs import MAX_SIZE
 from emmy.locations import location_of
 from emmy.passes.emitter import Emitter
 from emmy.passes.fusion import LEVEL1_OPS, Group, group_ops, live_ops
+from emmy.passes.timed_schedules import SCHEDULE, timed_schedules
 from emmy.schedule_table import ELEMENTWISE_BLOCK
+from emmy.schedules import Schedule
 from emmy.variants import DENSE_ALIGN, PREFERRED, VARIANT, VARIANTS, Variant, parse_variants, schedule_of
 
 
@@ -119,14 +121,12 @@ def lower_function(module: ModuleOp, function: func.FuncOp, names: set[str], var
     groups = [group for group in groups if group.composite is None]
     for i, group in enumerate(groups):
         base = f"{function.sym_name.data}_kernel{i if len(groups) > 1 else ''}"
-        kernels: list[KernelOp] = []
         own = [v for v in variants if _has_variant(group, v)] or [VARIANTS[PREFERRED]]
-        for variant in own:
-            name = _fresh(base if variant.name == PREFERRED else f"{base}_{variant.name}", names)
-            kernels.append(_kernel(name, group, variant))
-            module.body.block.insert_op_after(kernels[-1], anchor)
-            anchor = kernels[-1]
-        _launch(function.body.block, group, kernels, [variant.transposed for variant in own])
+        choices = [choice for variant in own for choice in _choices(group, variant, base, names)]
+        for choice in choices:
+            module.body.block.insert_op_after(choice.kernel, anchor)
+            anchor = choice.kernel
+        _launch(function.body.block, group, choices)
     for op in reversed(ops):
         op.detach()
         op.erase()
@@ -207,45 +207,113 @@ def _has_variant(group: Group, variant: Variant) -> bool:
     return not any((matmul.a, matmul.b)[operand] in read for operand in variant.transposed)
 
 
-def _launch(block: Block, group: Group, kernels: Sequence[KernelOp], transposed: Sequence[tuple[int, ...]]) -> None:
-    """Allocate the group's results and launch its kernel, or the variant that fits, where the group's last op stands;
-    readers take the new tensors."""
-    emit = Emitter(block, group.ops[-1], anchor=group.ops[-1])
-    dims: dict[tuple[SSAValue, int], SSAValue] = {}
-    counts: dict[tuple[int, ...], SSAValue] = {}
+@dataclass(frozen=True)
+class Choice:
+    """A kernel that a launch may take: the operands that it reads transposed, and the time of a step of its loop over K, if it
+    is chosen by time."""
 
-    def size(tensor: SSAValue, axis: int) -> SSAValue:
-        if (tensor, axis) not in dims:
-            dims[tensor, axis] = emit.value(DimOp(tensor, axis))
-            dims[tensor, axis].name_hint = "size"
-        return dims[tensor, axis]
+    kernel: KernelOp
+    transposed: tuple[int, ...] = ()
+    step: int | None = None
 
-    def ctas(blocks: tuple[int, ...]) -> SSAValue:
-        if blocks in counts:
-            return counts[blocks]
-        tiles = prod(-(-s // b) for s, b in zip(group.shape, blocks, strict=True) if s != DYNAMIC)
-        count = _constant(emit, tiles, "tiles")
-        for axis in _dynamic_axes(group, group.shape):
-            extent = size(*_size_source(group, axis))
-            if blocks[axis] > 1:
-                extent = emit.value(arith.CeilDivUIOp(extent, _constant(emit, blocks[axis], f"c{blocks[axis]}")))
-            count = emit.value(arith.MuliOp(extent, count))
-            count.name_hint = "ctas"
-        counts[blocks] = count
-        return count
 
+def _choices(group: Group, variant: Variant, base: str, names: set[str]) -> list[Choice]:
+    """The kernels of a variant: of the preferred one those of every schedule among which sizes choose, else one."""
+    if variant.name != PREFERRED:
+        return [Choice(_kernel(_fresh(f"{base}_{variant.name}", names), group, variant), variant.transposed)]
+    competing = timed_schedules(group.matmul) if group.matmul is not None else ()
+    if not competing:
+        return [Choice(_kernel(_fresh(base, names), group, variant))]
+    choices: list[Choice] = []
+    for one in competing:
+        rows, columns, _ = one.schedule.block
+        usual = group.matmul is not None and _schedule_of(group.matmul).data == one.schedule
+        name = _fresh(base if usual else f"{base}_{rows}x{columns}", names)
+        choices.append(Choice(_kernel(name, group, variant, one.schedule), step=one.step))
+    return choices
+
+
+class Host:
+    """The host's part of a group: sizes, numbers of tiles and times, each computed once."""
+
+    def __init__(self, block: Block, group: Group):
+        self.group = group
+        self.emit = Emitter(block, group.ops[-1], anchor=group.ops[-1])
+        self.dims: dict[tuple[SSAValue, int], SSAValue] = {}
+        self.constants: dict[int, SSAValue] = {}
+        self.counts: dict[tuple[int, ...], SSAValue] = {}
+        self.multiprocessors: SSAValue | None = None
+
+    def size(self, tensor: SSAValue, axis: int) -> SSAValue:
+        """The size of a tensor's axis."""
+        if (tensor, axis) not in self.dims:
+            self.dims[tensor, axis] = self.emit.value(DimOp(tensor, axis))
+            self.dims[tensor, axis].name_hint = "size"
+        return self.dims[tensor, axis]
+
+    def constant(self, number: int, hint: str) -> SSAValue:
+        """An index constant."""
+        if number not in self.constants:
+            self.constants[number] = _constant(self.emit, number, hint)
+        return self.constants[number]
+
+    def blocks(self, extent: SSAValue, block: int) -> SSAValue:
+        """How many blocks an extent is."""
+        if block == 1:
+            return extent
+        return self.emit.value(arith.CeilDivUIOp(extent, self.constant(block, f"c{block}")))
+
+    def tiles(self, blocks: tuple[int, ...]) -> SSAValue:
+        """How many tiles of these sizes the group's results are."""
+        if blocks not in self.counts:
+            shape = self.group.shape
+            known = prod(-(-s // b) for s, b in zip(shape, blocks, strict=True) if s != DYNAMIC)
+            count = self.constant(known, "tiles")
+            for axis in _dynamic_axes(self.group, shape):
+                extent = self.blocks(self.size(*_size_source(self.group, axis)), blocks[axis])
+                count = self.emit.value(arith.MuliOp(extent, count))
+                count.name_hint = "ctas"
+            self.counts[blocks] = count
+        return self.counts[blocks]
+
+    def time(self, kernel: KernelOp, matmul: MatmulOp, step: int) -> SSAValue:
+        """What a product takes: waves of CTAs over the device x steps over K x time of a step (`Timed.time`)."""
+        emit, depth = self.emit, depth_placeholder
+        if self.multiprocessors is None:
+            self.multiprocessors = emit.value(SmCountOp())
+        waves = emit.value(arith.CeilDivUIOp(self.tiles(_blocks(kernel)), self.multiprocessors))
+        waves.name_hint = "waves"
+        size, axis = _contraction_size(matmul)
+        if size != DYNAMIC:
+            each = self.constant(-(-size // depth) * step, "each")
+        else:
+            each = emit.value(arith.MuliOp(self.blocks(self.size(matmul.a, axis), depth), self.constant(step, "step")))
+        time = emit.value(arith.MuliOp(waves, each))
+        time.name_hint = "time"
+        return time
+
+
+def _launch(block: Block, group: Group, choices: Sequence[Choice]) -> None:
+    """Allocate the group's results and launch its kernel, or that of several which the call takes, where the group's last op
+    stands; readers take the new tensors."""
+    host = Host(block, group)
     inputs, outputs = group.inputs(), group.outputs()
     results: list[SSAValue] = []
     for value in outputs:
-        sizes = [size(*_size_source(group, axis)) for axis in _dynamic_axes(group, tensor_type(value).get_shape())]
-        results.append(emit.value(AllocOp(sizes, value.type)))
+        sizes = [host.size(*_size_source(group, axis)) for axis in _dynamic_axes(group, tensor_type(value).get_shape())]
+        results.append(host.emit.value(AllocOp(sizes, value.type)))
         results[-1].name_hint = value.name_hint
-    launches = [(kernel.sym_name.data, ctas(_blocks(kernel))) for kernel in kernels]
-    if len(launches) == 1 and not transposed[0]:
-        emit(LaunchOp(*launches[0], [*inputs, *results]))
+    launches = [(choice.kernel.sym_name.data, host.tiles(_blocks(choice.kernel))) for choice in choices]
+    if len(launches) == 1 and not choices[0].transposed:
+        host.emit(LaunchOp(*launches[0], [*inputs, *results]))
     else:
-        names, counts_of = [name for name, _ in launches], [count for _, count in launches]
-        emit(DispatchOp(names, counts_of, [*inputs, *results], transposed))
+        names, counts = [name for name, _ in launches], [count for _, count in launches]
+        times = [
+            host.time(choice.kernel, group.matmul, choice.step)
+            for choice in choices
+            if group.matmul is not None and choice.step is not None
+        ]
+        host.emit(DispatchOp(names, counts, [*inputs, *results], [one.transposed for one in choices], times))
     ops = set(group.ops)
     for value, result in zip(outputs, results, strict=True):
         value.replace_uses_with_if(result, lambda use: use.operation not in ops)
@@ -395,10 +463,20 @@ def view_type(tensor: TensorType[Attribute], variant: Variant, position: int) ->
     return ViewType.get(shape, element, (*([DYNAMIC] * (len(shape) - 1)), 1), max(variant.align, size))
 
 
-def _kernel(name: str, group: Group, variant: Variant) -> KernelOp:
+def _kernel(name: str, group: Group, variant: Variant, schedule: Schedule | None = None) -> KernelOp:
+    """The kernel of a group as one variant, with the product's schedule or the one that is given."""
     if group.matmul is None:
         return _elementwise_kernel(name, group, variant)
-    return _matmul_kernel(name, group, group.matmul, variant)
+    return _matmul_kernel(name, group, group.matmul, variant, schedule or _schedule_of(group.matmul).data)
+
+
+def _schedule_of(matmul: MatmulOp) -> ScheduleAttr:
+    """What `assign-schedule` left."""
+    schedule = matmul.attributes.get(SCHEDULE)
+    if not isinstance(schedule, ScheduleAttr):
+        message = f"this product has no {SCHEDULE}; run assign-schedule{{target=..}} before lower-tensor-op"
+        raise EmmyError(message, location_of(matmul))
+    return schedule
 
 
 def _elementwise_kernel(name: str, group: Group, variant: Variant) -> KernelOp:
@@ -407,13 +485,9 @@ def _elementwise_kernel(name: str, group: Group, variant: Variant) -> KernelOp:
     return Body(group, blocks, raster=1, variant=variant).finish(name, None)
 
 
-def _matmul_kernel(name: str, group: Group, matmul: MatmulOp, variant: Variant) -> KernelOp:
-    schedule = matmul.attributes.get("emmy.schedule")
-    if not isinstance(schedule, ScheduleAttr):
-        message = "this product has no emmy.schedule; run assign-schedule{target=..} before lower-tensor-op"
-        raise EmmyError(message, location_of(matmul))
+def _matmul_kernel(name: str, group: Group, matmul: MatmulOp, variant: Variant, preferred: Schedule) -> KernelOp:
     policy = accumulation_policy(matmul)
-    schedule = ScheduleAttr.get(schedule_of(variant, schedule.data, policy.policy.data == "hybrid"))
+    schedule = ScheduleAttr.get(schedule_of(variant, preferred, policy.policy.data == "hybrid"))
     rows, columns, _ = schedule.data.block
     body = Body(group, (*([1] * (len(group.shape) - 2)), rows, columns), schedule.data.raster, variant)
     result = tensor_type(matmul.result)
@@ -459,11 +533,14 @@ def _contract(body: Body, matmul: MatmulOp, schedule: ScheduleAttr, policy: Accu
 
 def _depth(body: Body, matmul: MatmulOp) -> SSAValue:
     """The contraction's size: a constant if either operand has it."""
+    size, axis = _contraction_size(matmul)
+    return body.constant(size) if size != DYNAMIC else body.extent(matmul.a, axis)
+
+
+def _contraction_size(matmul: MatmulOp) -> tuple[int, int]:
+    """The contraction's size, `DYNAMIC` if neither operand has it, and its axis of operand a."""
     shapes = tensor_type(matmul.a).get_shape(), tensor_type(matmul.b).get_shape()
     transpose_a = matmul.transpose_a is not None
     *_, of_a, of_b = contraction(*shapes, transpose_a, matmul.transpose_b is not None)
-    static = next((s for s in (of_a, of_b) if s != DYNAMIC), None)
-    if static is not None:
-        return body.constant(static)
     rank = len(shapes[0])
-    return body.extent(matmul.a, rank - 2 if transpose_a else rank - 1)
+    return next((s for s in (of_a, of_b) if s != DYNAMIC), DYNAMIC), rank - 2 if transpose_a else rank - 1

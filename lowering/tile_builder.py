@@ -13,9 +13,9 @@ from xdsl.dialects import arith
 from xdsl.dialects.builtin import AnyFloat, FloatAttr, IntegerAttr, f32, i1, i32
 from xdsl.ir import Attribute, Block, Operation, SSAValue
 
-from emmy.dialects.common import COMPARISONS, MapKind, MapKindAttr, ReduceKind, ReduceKindAttr
+from emmy.dialects.common import COMPARISONS, Index, MapKind, MapKindAttr, ReduceKind, ReduceKindAttr
 from emmy.dialects.tensor_op import AccumulateAttr
-from emmy.dialects.tile import CastOp, DotOp, FillOp, Index, LoadOp, MapOp, ReduceOp, TileType
+from emmy.dialects.tile import CastOp, DotOp, FillOp, LoadOp, MapOp, ReduceOp, TileType
 from emmy.passes.emitter import Emitter
 
 Number: TypeAlias = SSAValue | int

@@ -12,6 +12,7 @@ from xdsl.ir import Operation, SSAValue
 from xdsl.passes import ModulePass
 
 from emmy.dialects import tile
+from emmy.dialects.common import DYNAMIC, Index
 from emmy.passes.constants import constant
 from emmy.passes.emitter import Emitter
 
@@ -62,7 +63,7 @@ class Arithmetic:
         if isinstance(number, SSAValue):
             return number
         if number not in self.constants:
-            self.constants[number] = self.emit.value(arith.ConstantOp(IntegerAttr(number, tile.Index)))
+            self.constants[number] = self.emit.value(arith.ConstantOp(IntegerAttr(number, Index)))
             self.constants[number].name_hint = f"c{number}"
         return self.constants[number]
 
@@ -177,5 +178,5 @@ def known(value: SSAValue) -> Number:
     op = value.owner
     if isinstance(op, tile.DimOp) and isinstance(op.source.type, tile.ViewType):
         size = op.source.type.get_shape()[op.axis.value.data]
-        return value if size == tile.DYNAMIC else size
+        return value if size == DYNAMIC else size
     return value

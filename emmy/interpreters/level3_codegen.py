@@ -21,6 +21,7 @@ from xdsl.ir import Block, Operation, SSAValue
 
 from emmy.dialects import async_copy as ac
 from emmy.dialects import mma, tile
+from emmy.dialects.common import DYNAMIC
 from emmy.elementwise import ELEMENTWISE
 from emmy.interpreters.contraction import K_STEP, reduce_axis, to_f32
 from emmy.interpreters.host import grid_offsets
@@ -242,7 +243,7 @@ def _read(w: _Writer, op: tile.ReadOp) -> None:
 @_rule(tile.SliceOp)
 def _slice_view(w: _Writer, op: tile.SliceOp) -> None:
     sizes = iter(op.sizes)
-    extents = [w.name(next(sizes)) if s == tile.DYNAMIC else str(s) for s in op.result.type.get_shape()]
+    extents = [w.name(next(sizes)) if s == DYNAMIC else str(s) for s in op.result.type.get_shape()]
     parts = [f"{w.name(at)}:{w.name(at)} + {extent}" for at, extent in zip(op.offsets, extents, strict=True)]
     w.put(f"{w.name(op.result)} = {w.name(op.view)}[{', '.join(parts)}]")
 
