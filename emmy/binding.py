@@ -90,7 +90,8 @@ Param: TypeAlias = tuple[str, str | int | BoundTensorMap]
 @dataclass(frozen=True)
 class BoundLaunch:
     """A launch with numbers for expressions. `params` holds ("pointer", name), ("u32" | "u64", value) or ("tensor_map",
-    `BoundTensorMap`), in order. `passed_over`: the kernels that were preferred, and why each does not take this call."""
+    `BoundTensorMap`), in order. `passed_over`: the kernels that were preferred, and why each does not take this call, or those that
+    take it too, and how much longer they take."""
 
     image: str
     kernel: str
@@ -266,18 +267,18 @@ PassedOver: TypeAlias = tuple[tuple[str, str], ...]
 def _choose(
     launch: LaunchSpec, entry: EntrySpec, tensors: _Tensors, lacking: AbstractSet[str]
 ) -> tuple[LaunchSpec, PassedOver]:
-    """The first kernel of a launch that takes the tensors, and those before it. Raises `NoVariant` if there is none, or one
-    that is `lacking` comes before it."""
+    """The first kernel of a launch that takes the tensors, those with a time in the order of it; and those passed over. Raises
+    `NoVariant` if there is none, or one that is `lacking` comes before it."""
     passed_over: list[tuple[str, str]] = []
     chosen: LaunchSpec | None = None
-    for candidate in (launch, *launch.get("otherwise", [])):
+    for candidate in _in_order(launch, tensors):
         problem = _refusal(candidate, entry, tensors)
         if problem is None:
             chosen = candidate
             break
         passed_over.append((candidate["kernel"], problem))
     if chosen is launch:
-        return launch, ()
+        return launch, _slower(launch, launch, tensors)
     better: tuple[str, ...] = ()
     if "variant" in launch and lacking:
         fits = [name for name in fitting([tensors.lying(name) for name in buffers_of(launch)]) if name in lacking]
@@ -285,10 +286,30 @@ def _choose(
         order = list(VARIANTS.values())
         better = tuple(name for name in fits if last is None or order.index(VARIANTS[name]) < order.index(last))
     if chosen is not None and not better:
-        return chosen, tuple(passed_over)
+        return chosen, tuple(passed_over) or _slower(launch, chosen, tensors)
     reasons = "; ".join(f"'{kernel}': {reason}" for kernel, reason in passed_over)
-    message = passed_over[0][1] if len(passed_over) == 1 else f"no kernel takes this call: {reasons}"
-    raise NoVariant(message, better)
+    alike = len({reason for _, reason in passed_over}) == 1
+    raise NoVariant(passed_over[0][1] if alike else f"no kernel takes this call: {reasons}", better)
+
+
+def _time(launch: LaunchSpec, tensors: _Tensors) -> int:
+    return evaluate(launch["time"], tensors.shapes, tensors.strides) if "time" in launch else 0
+
+
+def _in_order(launch: LaunchSpec, tensors: _Tensors) -> list[LaunchSpec]:
+    """The kernels of a launch as they are tried: those with a time first, the least first."""
+    candidates = [launch, *launch.get("otherwise", [])]
+    return sorted(candidates, key=lambda one: (0, _time(one, tensors)) if "time" in one else (1, 0))
+
+
+def _slower(launch: LaunchSpec, chosen: LaunchSpec, tensors: _Tensors) -> PassedOver:
+    """The kernels that have a time as the chosen one has, and how it compares."""
+    least, slower = _time(chosen, tensors), list[tuple[str, str]]()
+    for other in (launch, *launch.get("otherwise", [])) if "time" in chosen else ():
+        if "time" in other and other is not chosen:
+            more = _time(other, tensors) / least if least else 1.0
+            slower.append((other["kernel"], f"takes {more:.2f} times as long" if more > 1 else "is no faster"))
+    return tuple(slower)
 
 
 def buffers_of(launch: LaunchSpec) -> list[str]:

@@ -420,6 +420,8 @@ class HostEvaluator:
                 self.launch(op, name, ctas, transposed)
                 for name, ctas, transposed in zip(op.names, op.ctas, op.get_transposed(), strict=True)
             )
+            for one, time in zip((first, *others), op.times, strict=False):
+                one["time"] = self.indices[time]
             self.launches.append({**first, "otherwise": others} if others else first)
         elif isinstance(op, func.ReturnOp):
             self.returned = self.results(op)

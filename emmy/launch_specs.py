@@ -28,6 +28,8 @@ DTYPES: dict[str, np.dtype[Any]] = {
     "f16": np.dtype(np.float16),
     "bf16": np.dtype(ml_dtypes.bfloat16),
     "f32": np.dtype(np.float32),
+    "f8E4M3FN": np.dtype(ml_dtypes.float8_e4m3fn),
+    "f8E5M2": np.dtype(ml_dtypes.float8_e5m2),
     "i32": np.dtype(np.int32),
     "i8": np.dtype(np.int8),
 }
@@ -102,7 +104,8 @@ class LaunchSpec(TypedDict):
 
     A parameter is {"pointer": buffer}, {"u32" | "u64": E} or {"tensor_map": TensorMapSpec}. `wants` says, by name of the
     buffer, when the kernel may be launched; if that does not hold, the first of `otherwise` for which it does is launched
-    instead (they have no `otherwise` of their own). `variant`: its name in `emmy.variants`.
+    instead (they have no `otherwise` of their own). Of kernels with a `time`, which stand before those without, the one whose
+    time is least is launched, if it may be. `variant`: its name in `emmy.variants`.
     """
 
     image: str
@@ -111,6 +114,7 @@ class LaunchSpec(TypedDict):
     block: list[int]
     shared_bytes: int
     params: list[dict[str, Any]]
+    time: NotRequired[Any]
     variant: NotRequired[str]
     wants: NotRequired[dict[str, WantedSpec]]
     otherwise: NotRequired[list[LaunchSpec]]

@@ -10,7 +10,8 @@ are dropped. A product of bf16 that cannot follow the module's policy is summed 
 A kernel exists in the `variants` that are asked for (names of `emmy.variants`, or `all`): `dense`, the default, for tensors
 that are row-major without gaps, and whose `?` rows are whole 16 bytes; the others for tensors with strides of their own, with
 less alignment, or with any strides, by other copies and with a schedule for these. Of several variants a `tile.dispatch`
-chooses at the call; a kernel that is not `dense` says what it is (`emmy.variant`).
+chooses at the call; a kernel that is not `dense` says what it is (`emmy.variant`). Where a product has several schedules for
+sizes that are `?` (`emmy.schedules`), the dense variant has a kernel of each, and the dispatch the time that each of them takes.
 
     func.func @mm(%a: tensor<?x64xf16>, %b: tensor<256x64xf16>) -> tensor<?x256xf16> {
       %y = tensor_op.matmul %a, %b transpose_b {emmy.schedule = #tile.schedule<block = [128, 128, 64], warps = [2, 2]>} : ..
@@ -36,18 +37,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import prod
 from typing import cast
 
 from xdsl.context import Context
-from xdsl.dialects import arith, func, scf
+from xdsl.dialects import func, scf
 from xdsl.dialects.builtin import (
     AnyFloat,
     BFloat16Type,
     Float16Type,
     Float32Type,
     FloatAttr,
-    IntegerAttr,
     ModuleOp,
     StringAttr,
     TensorType,
@@ -65,23 +64,18 @@ from emmy.dialects.tensor_op import (
     MapOp,
     MatmulOp,
     accumulation_policy,
-    contraction,
     module_policy,
     tensor_type,
 )
 from emmy.dialects.tile import (
-    AllocOp,
     CastOp,
     DimOp,
-    DispatchOp,
     DotOp,
     FillOp,
     GridOp,
     KernelOp,
-    LaunchOp,
     LoadOp,
     ScheduleAttr,
-    SmCountOp,
     StoreOp,
     TileType,
     ViewType,
@@ -90,6 +84,7 @@ from emmy.dialects.tile import MapOp as TileMapOp
 from emmy.errors import EmmyError
 from emmy.launch_specs import MAX_SIZE
 from emmy.locations import location_of
+from emmy.lowering.tile_launches import Choice, contraction_size, index_constant, launch_group, size_source
 from emmy.passes.emitter import Emitter
 from emmy.passes.fusion import LEVEL1_OPS, Group, group_ops, live_ops
 from emmy.passes.timed_schedules import SCHEDULE, timed_schedules
@@ -126,7 +121,7 @@ def lower_function(module: ModuleOp, function: func.FuncOp, names: set[str], var
         for choice in choices:
             module.body.block.insert_op_after(choice.kernel, anchor)
             anchor = choice.kernel
-        _launch(function.body.block, group, choices)
+        launch_group(function.body.block, group, choices)
     for op in reversed(ops):
         op.detach()
         op.erase()
@@ -193,7 +188,7 @@ def _fresh(name: str, names: set[str]) -> str:
     return name
 
 
-# ---- the host's side -------------------------------------------------------------------------------------------------
+# ---- which kernels ----------------------------------------------------------------------------------------------------
 
 
 def _has_variant(group: Group, variant: Variant) -> bool:
@@ -205,16 +200,6 @@ def _has_variant(group: Group, variant: Variant) -> bool:
         return False
     read = {value for op in group.elementwise for value in op.operands}
     return not any((matmul.a, matmul.b)[operand] in read for operand in variant.transposed)
-
-
-@dataclass(frozen=True)
-class Choice:
-    """A kernel that a launch may take: the operands that it reads transposed, and the time of a step of its loop over K, if it
-    is chosen by time."""
-
-    kernel: KernelOp
-    transposed: tuple[int, ...] = ()
-    step: int | None = None
 
 
 def _choices(group: Group, variant: Variant, base: str, names: set[str]) -> list[Choice]:
@@ -229,127 +214,8 @@ def _choices(group: Group, variant: Variant, base: str, names: set[str]) -> list
         rows, columns, _ = one.schedule.block
         usual = group.matmul is not None and _schedule_of(group.matmul).data == one.schedule
         name = _fresh(base if usual else f"{base}_{rows}x{columns}", names)
-        choices.append(Choice(_kernel(name, group, variant, one.schedule), step=one.step))
+        choices.append(Choice(_kernel(name, group, variant, one.schedule), timed=one))
     return choices
-
-
-class Host:
-    """The host's part of a group: sizes, numbers of tiles and times, each computed once."""
-
-    def __init__(self, block: Block, group: Group):
-        self.group = group
-        self.emit = Emitter(block, group.ops[-1], anchor=group.ops[-1])
-        self.dims: dict[tuple[SSAValue, int], SSAValue] = {}
-        self.constants: dict[int, SSAValue] = {}
-        self.counts: dict[tuple[int, ...], SSAValue] = {}
-        self.multiprocessors: SSAValue | None = None
-
-    def size(self, tensor: SSAValue, axis: int) -> SSAValue:
-        """The size of a tensor's axis."""
-        if (tensor, axis) not in self.dims:
-            self.dims[tensor, axis] = self.emit.value(DimOp(tensor, axis))
-            self.dims[tensor, axis].name_hint = "size"
-        return self.dims[tensor, axis]
-
-    def constant(self, number: int, hint: str) -> SSAValue:
-        """An index constant."""
-        if number not in self.constants:
-            self.constants[number] = _constant(self.emit, number, hint)
-        return self.constants[number]
-
-    def blocks(self, extent: SSAValue, block: int) -> SSAValue:
-        """How many blocks an extent is."""
-        if block == 1:
-            return extent
-        return self.emit.value(arith.CeilDivUIOp(extent, self.constant(block, f"c{block}")))
-
-    def tiles(self, blocks: tuple[int, ...]) -> SSAValue:
-        """How many tiles of these sizes the group's results are."""
-        if blocks not in self.counts:
-            shape = self.group.shape
-            known = prod(-(-s // b) for s, b in zip(shape, blocks, strict=True) if s != DYNAMIC)
-            count = self.constant(known, "tiles")
-            for axis in _dynamic_axes(self.group, shape):
-                extent = self.blocks(self.size(*_size_source(self.group, axis)), blocks[axis])
-                count = self.emit.value(arith.MuliOp(extent, count))
-                count.name_hint = "ctas"
-            self.counts[blocks] = count
-        return self.counts[blocks]
-
-    def time(self, kernel: KernelOp, matmul: MatmulOp, step: int) -> SSAValue:
-        """What a product takes: waves of CTAs over the device x steps over K x time of a step (`Timed.time`)."""
-        emit, depth = self.emit, depth_placeholder
-        if self.multiprocessors is None:
-            self.multiprocessors = emit.value(SmCountOp())
-        waves = emit.value(arith.CeilDivUIOp(self.tiles(_blocks(kernel)), self.multiprocessors))
-        waves.name_hint = "waves"
-        size, axis = _contraction_size(matmul)
-        if size != DYNAMIC:
-            each = self.constant(-(-size // depth) * step, "each")
-        else:
-            each = emit.value(arith.MuliOp(self.blocks(self.size(matmul.a, axis), depth), self.constant(step, "step")))
-        time = emit.value(arith.MuliOp(waves, each))
-        time.name_hint = "time"
-        return time
-
-
-def _launch(block: Block, group: Group, choices: Sequence[Choice]) -> None:
-    """Allocate the group's results and launch its kernel, or that of several which the call takes, where the group's last op
-    stands; readers take the new tensors."""
-    host = Host(block, group)
-    inputs, outputs = group.inputs(), group.outputs()
-    results: list[SSAValue] = []
-    for value in outputs:
-        sizes = [host.size(*_size_source(group, axis)) for axis in _dynamic_axes(group, tensor_type(value).get_shape())]
-        results.append(host.emit.value(AllocOp(sizes, value.type)))
-        results[-1].name_hint = value.name_hint
-    launches = [(choice.kernel.sym_name.data, host.tiles(_blocks(choice.kernel))) for choice in choices]
-    if len(launches) == 1 and not choices[0].transposed:
-        host.emit(LaunchOp(*launches[0], [*inputs, *results]))
-    else:
-        names, counts = [name for name, _ in launches], [count for _, count in launches]
-        times = [
-            host.time(choice.kernel, group.matmul, choice.step)
-            for choice in choices
-            if group.matmul is not None and choice.step is not None
-        ]
-        host.emit(DispatchOp(names, counts, [*inputs, *results], [one.transposed for one in choices], times))
-    ops = set(group.ops)
-    for value, result in zip(outputs, results, strict=True):
-        value.replace_uses_with_if(result, lambda use: use.operation not in ops)
-
-
-def _blocks(kernel: KernelOp) -> tuple[int, ...]:
-    """The elements of a kernel's tile."""
-    return next(op for op in kernel.block.ops if isinstance(op, GridOp)).get_blocks()
-
-
-def _dynamic_axes(group: Group, shape: Sequence[int]) -> list[int]:
-    """The axes of the group's grid that are the `?` dimensions of a value of the group."""
-    skip = len(group.shape) - len(shape)
-    return [skip + i for i, s in enumerate(shape) if s == DYNAMIC]
-
-
-def _size_source(group: Group, axis: int) -> tuple[SSAValue, int]:
-    """The input tensor, and its axis, whose size is that of an axis of the group's grid."""
-    rank, matmul = len(group.shape), group.matmul
-    if matmul is not None:
-        if axis == rank - 1:
-            return matmul.b, rank - 2 if matmul.transpose_b is not None else rank - 1
-        return matmul.a, rank - 1 if axis == rank - 2 and matmul.transpose_a is not None else axis
-    for tensor in group.inputs():
-        shape = tensor_type(tensor).get_shape()
-        own = axis - (rank - len(shape))
-        if own >= 0 and shape[own] == DYNAMIC:
-            return tensor, own
-    message = f"dimension {axis} of the result is `?`, but no operand has it"
-    raise EmmyError(message, location_of(group.ops[-1]))
-
-
-def _constant(emit: Emitter, number: int, hint: str) -> SSAValue:
-    value = emit.value(arith.ConstantOp(IntegerAttr(number, Index)))
-    value.name_hint = hint
-    return value
 
 
 # ---- kernels ---------------------------------------------------------------------------------------------------------
@@ -381,7 +247,7 @@ class Body:
     def _axis(self, axis: int) -> tuple[SSAValue | None, int]:
         """(tensor, its axis) of a `?` axis of the grid, or (None, size)."""
         size = self.group.shape[axis]
-        return (None, size) if size != DYNAMIC else _size_source(self.group, axis)
+        return (None, size) if size != DYNAMIC else size_source(self.group, axis)
 
     def extent(self, tensor: SSAValue | None, axis: int) -> SSAValue:
         """The size of an axis of an input, or the constant `axis`."""
@@ -397,7 +263,7 @@ class Body:
     def constant(self, number: int) -> SSAValue:
         """An index constant, one op for each number."""
         if number not in self.constants:
-            self.constants[number] = _constant(self.emit, number, f"c{number}")
+            self.constants[number] = index_constant(self.emit, number, f"c{number}")
         return self.constants[number]
 
     def box(self, tensor: SSAValue) -> tuple[list[SSAValue], TileType]:
@@ -533,14 +399,5 @@ def _contract(body: Body, matmul: MatmulOp, schedule: ScheduleAttr, policy: Accu
 
 def _depth(body: Body, matmul: MatmulOp) -> SSAValue:
     """The contraction's size: a constant if either operand has it."""
-    size, axis = _contraction_size(matmul)
+    size, axis = contraction_size(matmul)
     return body.constant(size) if size != DYNAMIC else body.extent(matmul.a, axis)
-
-
-def _contraction_size(matmul: MatmulOp) -> tuple[int, int]:
-    """The contraction's size, `DYNAMIC` if neither operand has it, and its axis of operand a."""
-    shapes = tensor_type(matmul.a).get_shape(), tensor_type(matmul.b).get_shape()
-    transpose_a = matmul.transpose_a is not None
-    *_, of_a, of_b = contraction(*shapes, transpose_a, matmul.transpose_b is not None)
-    rank = len(shapes[0])
-    return next((s for s in (of_a, of_b) if s != DYNAMIC), DYNAMIC), rank - 2 if transpose_a else rank - 1
