@@ -13,6 +13,7 @@ it has (`emmy.atoms`). The order of ops here is the order of the PTX.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import prod
 from typing import ClassVar, cast
 
 from xdsl.dialects.builtin import (
@@ -103,24 +104,39 @@ class FragmentType(ParametrizedAttribute, TypeAttribute):
 
 @irdl_op_definition
 class WarpOp(IRDLOperation):
-    """This warp's coordinate along `axis` of a row-major warp grid `of` its role, from 0."""
+    """This warp's coordinate along `axis` of a warp grid `of` its role, from 0.
+
+    Warps are numbered row by row, or, `by columns`, column by column: then four warps that follow each other lie below each
+    other, as those of a warpgroup do.
+    """
 
     name = "mma.warp"
     axis = prop_def(IntegerAttr.constr(type=eq(i64)))
     grid = prop_def(DenseArrayBase.constr(i64))
+    by_columns = opt_prop_def(UnitAttr)
     result = result_def(IndexType)
     traits = traits_def(Pure())
-    assembly_format = "$axis `of` $grid attr-dict"
+    assembly_format = "$axis `of` $grid (`by` `columns` $by_columns^)? attr-dict"
 
-    def __init__(self, axis: int, grid: Sequence[int]):
+    def __init__(self, axis: int, grid: Sequence[int], by_columns: bool = False):
         super().__init__(
             result_types=[Index],
-            properties={"axis": IntegerAttr(axis, i64), "grid": DenseArrayBase.from_list(i64, list(grid))},
+            properties={
+                "axis": IntegerAttr(axis, i64),
+                "grid": DenseArrayBase.from_list(i64, list(grid)),
+                "by_columns": UnitAttr() if by_columns else None,
+            },
         )
 
     def get_grid(self) -> tuple[int, ...]:
         """Warps along each axis."""
         return tuple(int(g) for g in self.grid.get_values())
+
+    @property
+    def stride(self) -> int:
+        """How many warps further the next one along the axis is."""
+        grid, axis = self.get_grid(), self.axis.value.data
+        return prod(grid[:axis] if self.by_columns is not None else grid[axis + 1 :])
 
     def verify_(self) -> None:
         if not 0 <= self.axis.value.data < len(self.get_grid()):

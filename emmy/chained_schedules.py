@@ -198,19 +198,17 @@ def _tried(row: ChainRow, target: Target, chain: Chain, asked: Callable[[Schedul
     schedule = row.schedule
     rows, most, _ = schedule.block
     tried = [
-        asked(
-            replace(schedule, block=(rows, keys, chain.depth), warps=_split_over(schedule.warps, keys), stages=stages)
-        )
+        asked(replace(schedule, block=(rows, keys, chain.depth), warps=_split_over(schedule, keys), stages=stages))
         for keys in (most >> shift & ~15 for shift in range(most.bit_length() - 4))
         for stages in range(schedule.stages, 0, -1)
     ]
     return next((one for one in tried if problem_of_chain(one, target, chain) is None), tried[-1])
 
 
-def _split_over(warps: tuple[int, ...], keys: int) -> tuple[int, int]:
-    """The warp grid, with fewer of its warps beside each other where there are too few keys for them."""
-    across = warps[1]
-    while across > 1 and keys % (16 * across):
+def _split_over(schedule: Schedule, keys: int) -> tuple[int, int]:
+    """The warp grid, with fewer of its warps beside each other where there are too few keys for them to share."""
+    warps, across = schedule.warps, schedule.warps[1]
+    while across > 1 and keys % (16 * across) and not schedule.repeat:
         across //= 2
     return warps[0] * warps[1] // across, across
 
@@ -274,15 +272,17 @@ def combine_schedule(width: int, whole: bool) -> Schedule:
 def chained_shared_bytes(schedule: Schedule, chain: Chain, operand_bytes: int = 2) -> int:
     """Bytes of shared memory: the rows' operand once, rings of the two others and of further tensors, each on its own.
 
-    Warps beside each other exchange the second product's operand, and twice a statistic of each row, 8 f32 of each warp.
+    Warps beside each other exchange the second product's operand, and twice a statistic of each row, 8 f32 of each warp, unless
+    each of them computes all of it.
     """
     rows, keys, depth = schedule.block
     slots = [
         (1, rows * depth * operand_bytes),
-        *((schedule.stages, keys * w * operand_bytes) for w in (depth, chain.width)),
+        (schedule.stages, keys * depth * operand_bytes),
+        (schedule.late_stages or schedule.stages, keys * chain.width * operand_bytes),
     ]
     slots += [(schedule.stages, rows * keys * element) for element in chain.tensors]
-    across = schedule.warps[1]
+    across = 1 if schedule.repeat else schedule.warps[1]
     exchanges = [rows * keys * operand_bytes, *[rows * EXCHANGED_BYTES * across] * 2] if across > 1 else []
     slots += [(1, size) for size in exchanges]
     end = 0
@@ -301,7 +301,7 @@ def chained_registers(schedule: Schedule, chain: Chain) -> int:
     """
     rows, keys, _ = schedule.block
     each, across = rows // schedule.warps[0], schedule.warps[1]
-    sums = each * (keys + chain.width) // (32 * across)
+    sums = each * (keys // (1 if schedule.repeat else across) + chain.width // across) // 32
     if schedule.atom == WARPGROUP_ATOM:
         return sums + each * keys // 64 * schedule.overlap + WARPGROUP_REGISTERS
     return sums + (each + 16) * 16 // 64 + ADDRESS_REGISTERS
@@ -315,6 +315,10 @@ def problem_of_chain(schedule: Schedule, target: Target, chain: Chain) -> str | 
     if chain.width % (8 * schedule.warps[1]):
         return (
             f"{chain.width} columns of the second product do not split over {schedule.warps[1]} warps in multiples of 8"
+        )
+    if schedule.atom == WARPGROUP_ATOM and schedule.warps[1] > 1 and not schedule.repeat:
+        return (
+            f"atom = {WARPGROUP_ATOM} reads computed operands from registers: warps that split columns want repeat = 1"
         )
     if depth != chain.depth:
         return f"block[2] is the whole depth of the first product, {chain.depth}, got {depth}"

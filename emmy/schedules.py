@@ -60,6 +60,8 @@ RANGES: dict[str, tuple[int, int]] = {
     "stagger": (0, 1),
     "lazy": (0, 12),
     "overlap": (0, 1),
+    "repeat": (0, 1),
+    "late_stages": (0, 16),
 }
 """Fields that hold a count: the smallest and the largest one."""
 
@@ -94,6 +96,9 @@ class Schedule:
     lazy: powers of two by which a running maximum may be passed before sums are rescaled; 0 rescales always.
     stagger: 1 to compute a product's operand k-step by k-step, each under the product of the step before (`stagger-products`).
     overlap: 1 to put a product with a computed operand under the next iteration, where roles are apart (`overlap-products`).
+    repeat: 1 where warps beside each other each compute all that a computed operand is made of, for their own columns of the
+    product with it (`tile_exchange`); 0 where each computes a part, and the parts are exchanged.
+    late_stages: slots of the ring of what is multiplied by a computed operand; 0 for `stages`.
     store_columns: columns of a result that are staged in shared memory at once, two such parts at a time; 0 for the whole tile.
     """
 
@@ -128,6 +133,8 @@ class Schedule:
     stagger: int = 0
     lazy: int = 0
     overlap: int = 0
+    repeat: int = 0
+    late_stages: int = 0
     store_columns: int = 0
 
     def problem(self) -> str | None:
@@ -136,7 +143,7 @@ class Schedule:
             return f"block is three positive multiples of 16 (M, N, K), got {list(self.block)}"
         if len(self.warps) != 2 or any(w < 1 for w in self.warps):
             return f"warps is a grid of two positive numbers, got {list(self.warps)}"
-        for axis, step in ((0, 16), (1, 16)):
+        for axis, step in ((0, 16), (1, 16))[: 1 if self.repeat else 2]:
             if self.block[axis] % (self.warps[axis] * step):
                 return (
                     f"block[{axis}] = {self.block[axis]} does not split over {self.warps[axis]} warps "

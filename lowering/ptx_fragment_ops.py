@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import prod
+
 from xdsl.dialects.builtin import f32, i1
 from xdsl.ir import Block, Operation, SSAValue
 
@@ -31,10 +33,8 @@ class FragmentLowering(EventLowering):
     def warp(self, op: mma.WarpOp) -> None:
         """The warp's number in its role, and its coordinate."""
         b, grid, axis = self.builder, op.get_grid(), op.axis.value.data
-        found = self.role_warp()
-        for size in reversed(grid[axis + 1 :]):
-            found = b.divide(found, size)
-        if axis:
+        found = b.divide(self.role_warp(), op.stride)
+        if op.stride * grid[axis] < prod(grid):
             found = b.remainder(found, grid[axis])
         self.values[op.result] = 0 if grid[axis] == 1 else found
 

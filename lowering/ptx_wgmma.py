@@ -87,15 +87,17 @@ class WarpgroupProducts:
         b, layout, transposed = self.builder, field.layout, op.transposed is not None
         (row, known_row), (column, known_column) = b.split(at[0]), b.split(at[1])
         shape = shape_of(op.result.type)
-        moving, first = b.mul(row, layout.row_bytes), shape.place == "a"
+        first = shape.place == "a"
         if first:
-            # The rows of the warpgroup's first warp; transposed they are columns, and 64 of them whole panels.
+            # The rows of the warpgroup's first warp; transposed they are columns.
             above = b.mul(b.low_bits(warp, 3), WARP_ROWS)
-            if transposed and WARPGROUP_ROWS % layout.panel_columns == 0:
-                panel = b.divide(b.sub(column, above), layout.panel_columns)
-                moving, column = b.add(moving, b.mul(panel, layout.panel_bytes)), 0
-            elif not transposed:
-                moving = b.mul(b.sub(row, above), layout.row_bytes)
+            row, column = (row, b.sub(column, above)) if transposed else (b.sub(row, above), column)
+        moving = b.mul(row, layout.row_bytes)
+        # The columns of a warpgroup are a multiple of 64 from the first, those of a warp among others say of what themselves.
+        steps = WARPGROUP_ROWS if first else b.multiple(column)
+        if transposed and column != 0 and steps % layout.panel_columns == 0:
+            panel = b.divide(column, layout.panel_columns)
+            moving, column = b.add(moving, b.mul(panel, layout.panel_bytes)), 0
         if column != 0:
             raise EmmyError("no descriptor begins at this offset of an operand", location_of(op))
         known = (known_column, known_row) if transposed else (known_row, known_column)
@@ -110,10 +112,16 @@ class WarpgroupProducts:
         return InPlace(self.moved(base, slot), layout, transposed, known)
 
     def moved(self, descriptor: SSAValue, offset: Number) -> SSAValue:
-        """A descriptor that begins `offset` bytes later, a multiple of 16."""
+        """A descriptor that begins `offset` bytes later, a multiple of 16.
+
+        A known offset is added where it is used, by the uniform datapath: sums that wait in front of a loop would take two
+        registers of every lane each.
+        """
         b = self.builder
+        if offset == 0:
+            return descriptor
         if isinstance(offset, int):
-            return descriptor if offset == 0 else b.pure("add_s64", descriptor, b.constant(offset // CHUNK_BYTES, i64))
+            return b.pure("add_s64", descriptor, b.constant(offset // CHUNK_BYTES, i64), here=True)
         return b.pure("add_s64", descriptor, b.pure("cvt_u64_u32", b.register(b.divide(offset, CHUNK_BYTES))))
 
     def described(self, operand: InPlace, extent: int, first: int = 0) -> SSAValue:

@@ -20,6 +20,7 @@ from emmy.lowering.tile_plan import Outbound, Plan, hint, is_matrix
 from emmy.lowering.tile_redo import Redo, wants_redo
 from emmy.lowering.tile_rings import Ring, is_index_arithmetic, tile_type
 from emmy.passes.emitter import Emitter
+from emmy.schedules import WARPGROUP_ATOM
 
 OpT = TypeVar("OpT", bound=Operation)
 
@@ -133,7 +134,7 @@ class ConsumerHalf:
         if extent == 1 or warps[axis] == 1:
             return self.constant(0)
         if (axis, extent) not in self.offsets:
-            warp = mma.WarpOp(axis, warps)
+            warp = mma.WarpOp(axis, warps, by_columns=self.plan.schedule.atom == WARPGROUP_ATOM and warps[1] > 1)
             each = self.constant(extent // warps[axis])
             at = arith.MuliOp(warp.result, each)
             self.prelude += [warp, at]
@@ -172,8 +173,8 @@ class ConsumerHalf:
         return mma.FragmentType.get(held, type_.element_type, "c", self.plan.schedule.fragment_atom)
 
     def held_type(self, value: SSAValue, op: Operation) -> mma.FragmentType:
-        """What one warp holds of a computed tile. Of a sum in parts it is all columns."""
-        if value not in self.plan.partial:
+        """What one warp holds of a tile. Of a sum in parts, and of what is computed whole, it is all columns."""
+        if value not in self.plan.partial and value not in self.plan.whole:
             return self.fragment_type(tile_type(value), op)
         (rows, cols), atom = tile_type(value).get_shape(), self.atom(op)
         return mma.FragmentType.get(
@@ -183,6 +184,11 @@ class ConsumerHalf:
     def position(self, shape: Sequence[int]) -> list[SSAValue]:
         """Element offsets of this warp's part in a tile, one for each dimension."""
         return [self.offset(axis, extent) for axis, extent in zip((0, 1)[-len(shape) :], shape, strict=True)]
+
+    def position_of(self, value: SSAValue) -> list[SSAValue]:
+        """The same of a tile of level 2, of which warps beside each other may each hold all columns."""
+        position = self.position(tile_type(value).get_shape())
+        return [*position[:-1], self.constant(0)] if value in self.plan.whole else position
 
     def moved(self, start: SSAValue, by: SSAValue, emit: Emitter) -> SSAValue:
         """An index plus this warp's offset."""
@@ -197,8 +203,7 @@ class ConsumerHalf:
             return self.values.get(old, old)
         if (old, emit.block) not in self.loaded:
             slot, name = self.slots[old]
-            indices = self.position(tile_type(old).get_shape())
-            load = mma.LoadOp(slot, name, indices, self.fragment_type(tile_type(old), op))
+            load = mma.LoadOp(slot, name, self.position_of(old), self.held_type(old, op))
             self.loaded[old, emit.block] = hint(emit.value(load), old.name_hint)
         return self.loaded[old, emit.block]
 
@@ -222,7 +227,7 @@ class ConsumerHalf:
 
     def cast(self, op: tile.CastOp, emit: Emitter) -> None:
         """The same fragment with another element type."""
-        type_ = self.fragment_type(tile_type(op.result), op)
+        type_ = self.held_type(op.result, op)
         self.define(op.result, emit.value(mma.ConvertOp(self.value(op.arg, op, emit), type_)))
 
     def reduce(self, op: tile.ReduceOp, emit: Emitter) -> None:
@@ -233,7 +238,7 @@ class ConsumerHalf:
         value = self.value(op.arg, op, emit)
         if exchange is None:
             kept = self.held_type(op.result, op).get_shape()[1]
-            if self.plan.schedule.warps[1] > 1 and op.result not in self.plan.partial:
+            if self.plan.schedule.warps[1] > 1 and op.result not in self.plan.partial and op.arg not in self.plan.whole:
                 raise EmmyError("where warps split columns, a maximum is over whole rows", location_of(op))
             self.define(op.result, emit.value(mma.ReduceOp(op.kind, value, kept)))
             return
@@ -261,8 +266,8 @@ class ConsumerHalf:
         """Counted from where this warp's part begins."""
         shape = tile_type(op.result).get_shape()
         axis = op.axis.value.data + 2 - len(shape)
-        start = self.moved(op.base, self.position(shape)[op.axis.value.data], emit)
-        self.define(op.result, emit.value(mma.CoordOp(axis, start, self.fragment_type(tile_type(op.result), op))))
+        start = self.moved(op.base, self.position_of(op.result)[op.axis.value.data], emit)
+        self.define(op.result, emit.value(mma.CoordOp(axis, start, self.held_type(op.result, op))))
 
     def squeeze(self, op: tile.SqueezeOp, emit: Emitter) -> None:
         """The same fragment: a store runs along whichever axis is left."""
@@ -274,14 +279,14 @@ class ConsumerHalf:
         """One `mma.mma` for each k-step; a and b are read from their slots, transposed if they are stored that way."""
         a, b, c = (tile_type(v) for v in (op.a, op.b, op.acc))
         ta, tb = op.transpose_a is not None, op.transpose_b is not None
-        acc, held = self.value(op.acc, op, emit), self.fragment_type(c, op)
+        acc, held = self.value(op.acc, op, emit), self.held_type(op.result, op)
         m, n, k, _ = contraction(a.get_shape(), b.get_shape(), ta, tb)
         atom = self.atom(op, str(a.element_type), str(c.element_type))
         if k % atom.k:
             raise EmmyError(f"a dot over {k} elements of K is not whole k-steps of {atom.k}", location_of(op))
         if wants_redo(op) and (not isinstance(op.parent_op(), scf.ForOp) or str(c.element_type) != "f32"):
             raise EmmyError("overflow = redo needs a product in a loop that sums in f32", location_of(op))
-        row, col = self.offset(0, m), self.offset(1, n)
+        row, col = self.offset(0, m), self.constant(0) if op.result in self.plan.whole else self.offset(1, n)
         rows, cols = held.get_shape()
         a_type = mma.FragmentType.get((rows, atom.k), a.element_type, "a", atom.name)
         b_type = mma.FragmentType.get((cols, atom.k), b.element_type, "b", atom.name)

@@ -1,5 +1,8 @@
 """Where warps split columns, what belongs to whole rows passes through shared memory: statistics, and computed operands.
 
+Or it does not: with the schedule's `repeat` each warp of a row computes all columns of what becomes an operand (they are
+`whole`), and only the product with it is split.
+
 A warp of a grid [W, C] with C > 1 holds a part of each row. Sums in part (`tile.reduce` that leaves 8 columns) stay *partial*:
 each warp adds up its own columns, and what is done with them is linear. A reduction to one value a row, and an operand a
 that is computed, go through a pipeline that the consumer fills and reads itself:
@@ -55,6 +58,30 @@ class Exchange:
     def read(self) -> End:
         """The side that is read."""
         return self.ends[1]
+
+
+def whole_tiles(kernel: tile.KernelOp) -> set[SSAValue]:
+    """Computed tiles that become operands of products, and all that has their columns: what goes into them, element by
+    element, and sums of their columns in part.
+    """
+    whole = {op.a for op in kernel.walk() if isinstance(op, tile.DotOp) and not isinstance(op.a.owner, tile.LoadOp)}
+    before = -1
+    while before != len(whole):
+        before = len(whole)
+        for op in kernel.walk():
+            if isinstance(op, scf.ForOp):
+                _carry(op, whole)
+            elif isinstance(op, tile.MapOp | tile.CastOp | tile.DotOp | tile.ReduceOp):
+                operands = [op.acc] if isinstance(op, tile.DotOp) else list(op.operands)
+                alike = [value for value in (*operands, op.results[0]) if _has_columns(value)]
+                if any(value in whole for value in alike):
+                    whole.update(alike)
+    return whole
+
+
+def _has_columns(value: SSAValue) -> bool:
+    """Is a value a tile of more than one column?"""
+    return isinstance(value.type, tile.TileType) and value.type.get_shape()[-1] != 1
 
 
 def plan_exchanges(kernel: tile.KernelOp, columns: int, taken: set[str]) -> dict[Operation, Exchange]:

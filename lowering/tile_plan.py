@@ -11,7 +11,7 @@ from xdsl.ir import Operation, SSAValue
 from emmy.dialects import tile
 from emmy.errors import EmmyError
 from emmy.locations import location_of
-from emmy.lowering.tile_exchange import Exchange, partial_sums, plan_exchanges
+from emmy.lowering.tile_exchange import Exchange, partial_sums, plan_exchanges, whole_tiles
 from emmy.lowering.tile_rings import (
     Ring,
     Slice,
@@ -55,7 +55,8 @@ class Outbound:
 
 @dataclass(frozen=True, eq=False)
 class Plan:
-    """What both halves are written from. `staying` are the ops of the kernel that remain before the halves."""
+    """What both halves are written from. `staying` are the ops of the kernel that remain before the halves; `partial` are
+    tiles of which warps beside each other hold summands, `whole` those of which each of them holds all columns."""
 
     kernel: tile.KernelOp
     schedule: Schedule
@@ -63,6 +64,7 @@ class Plan:
     outbound: dict[tile.StoreOp, Outbound]
     exchanges: dict[Operation, Exchange]
     partial: set[SSAValue]
+    whole: set[SSAValue]
     copies: Slice
     staying: set[Operation]
 
@@ -85,7 +87,7 @@ def make_plan(kernel: tile.KernelOp, limit: int) -> Plan:
             location_of(kernel),
         )
     schedule = kernel.schedule.data
-    rings = plan_rings(kernel, schedule.stages)
+    rings = plan_rings(kernel, schedule.stages, schedule.late_stages or schedule.stages)
     loops = sum(r.stages * sum(tile_bytes(t) for t in r.field_types.values()) for r in rings)
     taken = {ring.name for ring in rings}
     outbound: dict[tile.StoreOp, Outbound] = {}
@@ -105,8 +107,10 @@ def make_plan(kernel: tile.KernelOp, limit: int) -> Plan:
             staying.add(op)
     copies = copy_slice(kernel, [load for ring in rings for load in ring.fields])
     columns = schedule.warps[1]
-    exchanges = plan_exchanges(kernel, columns, taken)
-    return Plan(kernel, schedule, rings, outbound, exchanges, partial_sums(kernel, columns), copies, staying)
+    if columns > 1 and schedule.repeat:
+        return Plan(kernel, schedule, rings, outbound, {}, set(), whole_tiles(kernel), copies, staying)
+    exchanges, partial = plan_exchanges(kernel, columns, taken), partial_sums(kernel, columns)
+    return Plan(kernel, schedule, rings, outbound, exchanges, partial, set(), copies, staying)
 
 
 def is_matrix(type_: tile.TileType) -> bool:

@@ -91,8 +91,10 @@ def work_block(kernel: tile.KernelOp) -> Block:
     return kernel.block
 
 
-def plan_rings(kernel: tile.KernelOp, stages: int) -> list[Ring]:
-    """The rings of a kernel's loads, in program order; those in loops have `stages` slots. Unused loads have none."""
+def plan_rings(kernel: tile.KernelOp, stages: int, late_stages: int) -> list[Ring]:
+    """The rings of a kernel's loads, in program order; those in loops have `stages` slots, or `late_stages` where all that
+    they hold is multiplied by computed operands. Unused loads have none.
+    """
     work = work_block(kernel)
     groups: dict[tuple[Operation | Block, ...], list[tile.LoadOp]] = {}
     for op in kernel.walk():
@@ -103,7 +105,18 @@ def plan_rings(kernel: tile.KernelOp, stages: int) -> list[Ring]:
         in_loop = block is not work
         groups.setdefault((block, _uses(op, block)[-1]) if in_loop else (op,), []).append(op)
     taken: set[str] = set()
-    return [_ring(loads, stages if loads[0].parent is not work else 1, taken) for loads in groups.values()]
+    return [
+        _ring(
+            loads, (late_stages if all(map(_is_late, loads)) else stages) if loads[0].parent is not work else 1, taken
+        )
+        for loads in groups.values()
+    ]
+
+
+def _is_late(load: tile.LoadOp) -> bool:
+    """Is a load multiplied by a computed operand, and nothing else?"""
+    users = [use.operation for use in load.result.uses]
+    return all(isinstance(op, tile.DotOp) and not isinstance(op.a.owner, tile.LoadOp) for op in users)
 
 
 def _uses(load: tile.LoadOp, block: Block) -> list[Operation]:

@@ -267,9 +267,7 @@ def _grid(w: _Writer, op: tile.GridOp) -> None:
 
 @_rule(mma.WarpOp)
 def _warp(w: _Writer, op: mma.WarpOp) -> None:
-    grid, axis = op.get_grid(), op.axis.value.data
-    inner = prod(grid[axis + 1 :])
-    w.put(f"{w.name(op.result)} = W.index // {inner} % {grid[axis]}")
+    w.put(f"{w.name(op.result)} = W.index // {op.stride} % {op.get_grid()[op.axis.value.data]}")
 
 
 def _begin(w: _Writer, op: ac.BeginFillOp | ac.BeginReadOp) -> None:
