@@ -37,6 +37,7 @@ PROTOCOL = ("async_copy.acquire", "async_copy.wait", "async_copy.commit", "async
 DEFAULT: tuple[Step, ...] = (
     Step("tensor_op", "assign-schedule", ("tensor_op.matmul",)),
     Step("tile", "lower-tensor-op", ("tensor_op.matmul", "tensor_op.map", "tensor_op.cast")),
+    Step("tile", "split-k", ("tile.dot",)),
     Step("tile", "persistent-grid", ("tile.grid",)),
     Step("tile", "order-tiles", ("tile.dot",)),
     Step("level3", "lower-tile", ("tile.load", "tile.store")),

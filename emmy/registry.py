@@ -38,6 +38,7 @@ PASSES: dict[str, str] = {
     "delay-copies": "emmy.passes.delay_copies",
     "allocate-shared": "emmy.passes.allocate_shared",
     "lower-raster": "emmy.passes.lower_raster",
+    "split-k": "emmy.passes.split_k",
     "persistent-grid": "emmy.passes.persistent_grid",
     "order-tiles": "emmy.passes.order_tiles",
     "unroll-loops": "emmy.passes.unroll_loops",

@@ -41,6 +41,7 @@ from emmy.lowering.ptx_fragment_ops import FRAGMENT_OPS, FragmentLowering
 from emmy.lowering.ptx_shapes import Registers
 from emmy.passes.allocate_shared import SHARED_BYTES
 from emmy.passes.bounds import may_overrun
+from emmy.passes.clusters import cluster_of
 from emmy.passes.spread_copies import BATCHES
 from emmy.schedule_limits import entry_registers
 from emmy.targets import Target, get_target
@@ -146,6 +147,7 @@ class KernelLowering(FragmentLowering):
         self.dispatch(self.roles, 0)
         drop_unused(self.block)
         shared_bytes = cast(IntegerAttr | None, self.kernel.attributes.get(SHARED_BYTES))
+        ctas = cluster_of(self.kernel)
         new = KernelOp(
             self.kernel.sym_name.data,
             threads=self.threads,
@@ -154,6 +156,7 @@ class KernelLowering(FragmentLowering):
             params=self.params,
             body=Region(self.block),
             tensor_maps=list(self.maps),
+            cluster=() if ctas == 1 else (ctas, 1, 1),
         )
         new.location = self.kernel.location
         if self.schedule is not None and self.schedule.batches > 1:

@@ -250,6 +250,14 @@ class EventLowering(LoweredValues):
         """`bar.warp.sync`"""
         self.builder.emit("bar_warp_sync", ())
 
+    def cluster_arrive(self, op: async_copy.ClusterArriveOp) -> None:
+        """`barrier.cluster.arrive`"""
+        self.builder.emit("barrier_cluster_arrive", ())
+
+    def cluster_wait(self, op: async_copy.ClusterWaitOp) -> None:
+        """`barrier.cluster.wait`"""
+        self.builder.emit("barrier_cluster_wait", ())
+
     def fence_proxy_async(self, op: async_copy.FenceProxyAsyncOp) -> None:
         """`fence.proxy.async.shared::cta`"""
         self.builder.emit("fence_proxy_async_shared", ())
@@ -429,6 +437,8 @@ EVENTS: dict[type[Operation], Convert] = {
     async_copy.WaitGroupOp: EventLowering.wait_group,
     async_copy.BarrierOp: EventLowering.barrier,
     async_copy.WarpSyncOp: EventLowering.warp_sync,
+    async_copy.ClusterArriveOp: EventLowering.cluster_arrive,
+    async_copy.ClusterWaitOp: EventLowering.cluster_wait,
     async_copy.FenceProxyAsyncOp: EventLowering.fence_proxy_async,
     async_copy.WaitFullOp: EventLowering.wait_full,
     async_copy.WaitEmptyOp: EventLowering.wait_empty,

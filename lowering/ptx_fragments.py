@@ -67,7 +67,7 @@ class Fragments(FragmentMaps):
             return self._load_matrices(shape, field, slot, at, transposed)
         if transposed or shape.place != "c":
             raise EmmyError(f"no instruction loads the fragment {op.result.type} from shared memory", location_of(op))
-        return self._load_pairs(shape, field, slot, at)
+        return self._load_pairs(shape, field, slot, at, op)
 
     def _load_matrices(
         self, shape: Shape, field: SharedField, slot: Number, at: tuple[Number, Number], transposed: bool
@@ -99,8 +99,12 @@ class Fragments(FragmentMaps):
             lane_expression(self.builder, self.lane, plan.cols),
         )
 
-    def _load_pairs(self, shape: Shape, field: SharedField, slot: Number, at: tuple[Number, Number]) -> Registers:
+    def _load_pairs(
+        self, shape: Shape, field: SharedField, slot: Number, at: tuple[Number, Number], op: mma.LoadOp
+    ) -> Registers:
         """A c fragment by plain loads: two neighbouring columns at once where there are two."""
+        if op.rank is not None:
+            return self._load_of_cta(shape, field, slot, at, op)
         b, lanes = self.builder, lane_position(self.builder, self.lane, shape)
         coordinates = element_coordinates(shape.rows, shape.cols, shape.place, shape.atom)
         registers: Registers = []
@@ -114,6 +118,20 @@ class Fragments(FragmentMaps):
             address = self.shared.address(field, slot, lanes, at, steps)
             name = "ld_shared_v2_f32" if shape.dtype == "f32" else "ld_shared_b32"
             registers.extend(b.emit(name, (address.register,), (address.immediate,)).results)
+        return registers
+
+    def _load_of_cta(
+        self, shape: Shape, field: SharedField, slot: Number, at: tuple[Number, Number], op: mma.LoadOp
+    ) -> Registers:
+        """The same of f32 columns from the slot of a CTA of the cluster."""
+        if shape.dtype != "f32" or shape.cols == 1 or op.rank is None:
+            raise EmmyError(f"no instruction loads the fragment {op.result.type} of another CTA", location_of(op))
+        b, lanes = self.builder, lane_position(self.builder, self.lane, shape)
+        registers: Registers = []
+        for steps in element_coordinates(shape.rows, shape.cols, shape.place, shape.atom)[::2]:
+            address = self.shared.address(field, slot, lanes, at, steps)
+            there = b.pure("mapa", address.register, op.rank.value.data)
+            registers.extend(b.emit("ld_shared_cluster_v2_f32", (there,), (address.immediate,)).results)
         return registers
 
     def _pair_up(self, halves: Registers) -> Registers:

@@ -14,6 +14,8 @@ that is computed, go through a pipeline that the consumer fills and reads itself
     %all = mma.load %t["max"][%row, %c0]
     async_copy.release @max, %t
     %top = mma.reduce max %all
+
+So do the sums of the CTAs of a cluster (`tile.cluster_sum`): each CTA writes its own, and reads its columns of those of all.
 """
 
 from __future__ import annotations
@@ -42,12 +44,14 @@ class End:
 
 @dataclass(frozen=True, eq=False)
 class Exchange:
-    """A pipeline of one slot between the warps of a row. `use`: the op of level 2 that needs what all of them hold."""
+    """A pipeline of one slot between the warps of a row, or the CTAs of a cluster. `use`: the op of level 2 that needs what all
+    of them hold. `ctas`: of the cluster."""
 
     name: str
     type: tile.TileType
     use: Operation
     ends: tuple[End, End] = field(default_factory=lambda: (End(""), End("")))
+    ctas: int = 1
 
     @property
     def fill(self) -> End:
@@ -85,12 +89,16 @@ def _has_columns(value: SSAValue) -> bool:
 
 
 def plan_exchanges(kernel: tile.KernelOp, columns: int, taken: set[str]) -> dict[Operation, Exchange]:
-    """The exchanges of a kernel whose rows are split over `columns` warps. `taken`: names of pipelines, which grow."""
+    """The exchanges of a kernel whose rows are split over `columns` warps, or sums over CTAs. `taken`: names of pipelines,
+    which grow."""
     found: dict[Operation, Exchange] = {}
-    if columns == 1:
-        return found
     for op in kernel.walk():
-        if isinstance(op, tile.DotOp) and not isinstance(op.a.owner, tile.LoadOp):
+        ctas = 1
+        if isinstance(op, tile.ClusterSumOp):
+            wanted, type_, ctas = "sums", tile_type(op.arg), op.parts.value.data
+        elif columns == 1:
+            continue
+        elif isinstance(op, tile.DotOp) and not isinstance(op.a.owner, tile.LoadOp):
             wanted, type_ = op.a.name_hint or "p", tile_type(op.a)
         elif isinstance(op, tile.ReduceOp) and tile_type(op.result).get_shape()[-1] == 1:
             shape = tile_type(op.arg).get_shape()
@@ -103,7 +111,7 @@ def plan_exchanges(kernel: tile.KernelOp, columns: int, taken: set[str]) -> dict
         else:
             continue
         name = unique_name(wanted, taken)
-        found[op] = Exchange(name, type_, op, (End(name), End(name)))
+        found[op] = Exchange(name, type_, op, (End(name), End(name)), ctas)
     return found
 
 

@@ -41,7 +41,8 @@ class LowerTile(ModulePass):
     * a slot is waited for just before its first use and released just after its last one; every pipeline is drained at
       the end of the producer, and in the consumer after the outermost op that uses it;
     * a tile value is a fragment of place c: rows split over warp axis 0, columns over axis 1, sizes of 1 held by all; what
-      then belongs to whole rows passes through `internal` pipelines of one slot (`tile_exchange`); a
+      then belongs to whole rows passes through `internal` pipelines of one slot (`tile_exchange`), and so do sums over a
+      cluster, whose pipeline is drained at the kernel's end: until then other CTAs may read it; a
       `dot` is one `mma.mma` for each k-step of the atom, in order of k; a computed operand a is converted to place a, as
       a whole, and cut into k-steps (no instruction: the layouts are equal); with the schedule's `hold`, one that is loaded
       outside of the loop around the `dot` is read before that loop, once;
@@ -97,7 +98,7 @@ def lower_kernel(kernel: tile.KernelOp, limit: int) -> None:
     for out in plan.outbound.values():
         top.at(out.store)(async_copy.PipelineOp(out.name, out.slots, {out.field: out.type}, outbound=True))
     for one in plan.exchanges.values():
-        top.at(one.use)(async_copy.PipelineOp(one.name, 1, {one.name: one.type}, internal=True))
+        top.at(one.use)(async_copy.PipelineOp(one.name, 1, {one.name: one.type}, internal=True, cluster=one.ctas))
     for op in reversed(old):
         op.detach()
         op.erase(safe_erase=False)

@@ -24,6 +24,7 @@ class Way:
     """How the slots of one ring are filled (`outbound`: emptied), and by whom.
 
     `tma`, `cp_async`, `plain`: is there a copy (store) of that kind? `apart`: one role fills the ring and another reads it.
+    `cluster`: each CTA of a cluster fills a slot of its own, and reads those of all.
     """
 
     stages: int
@@ -32,6 +33,7 @@ class Way:
     cp_async: bool = False
     plain: bool = False
     apart: bool = False
+    cluster: bool = False
 
 
 @dataclass(frozen=True)
@@ -39,7 +41,8 @@ class Need:
     """What must be printed at an op, in this order.
 
     full, empty: a wait for the slot's mbarrier. bulk: an elected `bulk_wait` with so many groups left. pending: `wait_group`
-    with so many groups left. fence: a proxy fence. barrier: over the role. group: a commit group ends here.
+    with so many groups left. fence: a proxy fence. barrier: over the role. group: a commit group ends here. arrive, meet: at
+    the cluster's barrier, and wait there for all.
     """
 
     full: bool = False
@@ -49,6 +52,8 @@ class Need:
     fence: bool = False
     barrier: bool = False
     group: bool = False
+    arrive: bool = False
+    meet: bool = False
 
 
 @dataclass(frozen=True)
@@ -128,12 +133,13 @@ def _copied(tickets: Tickets) -> Tickets:
 class Completion:
     """Computes the `Need` of every protocol op of a role, from the ways of all rings.
 
-    Outbound rings may lie over the bytes of any other ring; inbound rings never overlap.
+    Outbound rings, and those of a cluster, may lie over the bytes of any other ring; inbound rings never overlap.
     """
 
     def __init__(self, ways: Mapping[str, Way]):
         self.ways = ways
         self.outbound = frozenset(ring for ring, way in ways.items() if way.outbound)
+        self.overlaid = frozenset(ring for ring, way in ways.items() if way.outbound or way.cluster)
         self.needs: dict[Operation, Need] = {}
 
     def run(self, block: Block) -> dict[Operation, Need]:
@@ -172,7 +178,10 @@ class Completion:
         elif isinstance(op, ac.CommitOp):
             self._commit(op, ring, state)
         elif isinstance(op, ac.ReleaseOp):
-            state.read |= {ring}
+            if self.ways[ring].cluster:
+                self._need(op, Need(arrive=True), state)  # nothing lies over its bytes
+            else:
+                state.read |= {ring}
         elif isinstance(op, mma.StoreOp) and ac.ring_name(op.slot) in self.outbound:
             state.written |= {ac.ring_name(op.slot)}
             state.unfenced |= {ac.ring_name(op.slot)}
@@ -192,10 +201,12 @@ class Completion:
         way = self.ways[ring]
         if way.apart:
             self._need(op, Need(empty=True), state)
+        elif way.cluster:
+            self._need(op, Need(barrier=bool(state.read)), state)
         elif not way.outbound:
             # What was written by `st.shared` where TMA may write now is fenced first.
             fence = way.tma and bool(state.unfenced)
-            self._need(op, Need(fence=fence, barrier=fence or bool(state.read & {ring, *self.outbound})), state)
+            self._need(op, Need(fence=fence, barrier=fence or bool(state.read & {ring, *self.overlaid})), state)
         elif not way.tma:
             self._need(op, Need(barrier=bool(state.read)), state)
         else:
@@ -213,6 +224,12 @@ class Completion:
         if not state.tickets.get(ring):
             fail(op, f"pipeline @{ring} is waited for here with no ticket outstanding")
         oldest = state.tickets[ring][0]
+        if way.cluster:
+            # The barrier of the cluster is one of the role, too.
+            self._need(op, Need(arrive=True, meet=True), state)
+            state.barrier()
+            state.tickets[ring].pop(0)
+            return
         if oldest.age < 0:
             fail(op, f"pipeline @{ring} is waited for before the commit that its joined commit belongs to")
         pending = None if oldest.complete else oldest.age
@@ -256,3 +273,5 @@ class Completion:
         elif not way.outbound:
             # Every ticket has been waited for: what is outstanding are the empty ones of a stream that has ended.
             state.tickets[ring] = []
+            if way.cluster:
+                self._need(op, Need(meet=True), state)

@@ -54,6 +54,10 @@ class LowerTransport(ModulePass):
     Results leave by plain stores after a barrier, or by TMA: proxy fence, barrier, elected store, bulk commit; the slot is
     acquired again after an elected `bulk_wait .. read` and a barrier.
 
+    Where each CTA of a cluster fills a slot of a pipeline and reads those of all, a wait is an arrival at the cluster's barrier
+    and the wait there; a release is an arrival, for which `drain` waits: so nobody ends, or fills the slot again, while others
+    read it. Such a pipeline is used once: a step of it in a loop is an EmmyError.
+
     Pipelines get `full_count`, `empty_count` and `tx_bytes`. One ring may mix transports, copy by copy.
 
     `kind`: `tma`, `cp_async`, `plain` (through registers), or `auto`: the schedule's `transport`; where that is `auto` too,
@@ -187,6 +191,7 @@ class _Lowering:
             cp_async=ac.CpAsyncOp in kinds,
             plain=bool(kinds & {ac.PlainCopyOp, ac.PlainStoreOp}),
             apart=not outbound and self.fillers.get(ring) is not self.readers.get(ring),
+            cluster=pipeline.cluster is not None,
         )
 
     def _activate(self) -> None:
@@ -236,6 +241,7 @@ class _Lowering:
 
     def lower(self, role: ac.RoleOp) -> None:
         """Put events in the place of a role's protocol ops."""
+        self._check_clusters(role)
         needs = Completion(self.ways).run(role.body.block)
         loads = _last_loads(role, self.moves)
         for op in list(role.walk()):
@@ -245,6 +251,13 @@ class _Lowering:
                 self._replace(op, needs.get(op, Need()), Emitter(block, op, op), loads)
                 op.detach()
                 op.erase()
+
+    def _check_clusters(self, role: ac.RoleOp) -> None:
+        """The barrier of a cluster counts the warps of all roles that have not ended: it is met where the others end."""
+        for op in role.walk():
+            ring = ring_of(op)
+            if ring is not None and self.ways[ring].cluster and op.parent_op() is not role and not isinstance(op, ac.SlotOp):
+                fail(op, f"pipeline @{ring} of a cluster is used once, and not in a loop or under a condition")
 
     def _replace(self, op: Operation, need: Need, emit: Emitter, loads: dict[Operation, list[ac.CopyOp]]) -> None:
         if need.full and isinstance(op, ac.WaitOp):
@@ -261,6 +274,10 @@ class _Lowering:
             emit(ac.BarrierOp())
         if need.group:
             emit(ac.CommitGroupOp())
+        if need.arrive:
+            emit(ac.ClusterArriveOp())
+        if need.meet:
+            emit(ac.ClusterWaitOp())
         if isinstance(op, ac.AcquireOp | ac.WaitOp):
             slot = emit(ac.SlotOp(op.cursor, op.predicate if isinstance(op, ac.AcquireOp) else None))
             for old, new in zip(op.results, slot.results, strict=True):

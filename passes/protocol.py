@@ -38,6 +38,8 @@ EVENT_OPS = (
     ac.BulkWaitOp,
     ac.FenceProxyAsyncOp,
     ac.WarpSyncOp,
+    ac.ClusterArriveOp,
+    ac.ClusterWaitOp,
     ac.WaitFullOp,
     ac.WaitEmptyOp,
     ac.ExpectTxOp,

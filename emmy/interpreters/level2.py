@@ -1,15 +1,17 @@
-"""Level 2 on a CPU: tiles are NumPy arrays; one CTA after another walks through its kernel, in order of their numbers."""
+"""Level 2 on a CPU: tiles are NumPy arrays; one CTA after another walks through its kernel, in order of their numbers, those
+of a cluster together."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import functools
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
 from xdsl.dialects import scf
 from xdsl.dialects.builtin import ModuleOp
-from xdsl.ir import Block, Operation, SSAValue
+from xdsl.ir import Operation, SSAValue
 
 from emmy.dialects import tile
 from emmy.dialects.common import DYNAMIC
@@ -20,6 +22,7 @@ from emmy.interpreters.contraction import contract, reduce_axis, to_f32
 from emmy.interpreters.host import grid_offsets, run_host
 from emmy.interpreters.scalars import evaluate_scalar, numpy_dtype
 from emmy.locations import location_of
+from emmy.passes.clusters import cluster_of
 
 Array = NDArray[Any]
 
@@ -42,10 +45,39 @@ def run_kernel(kernel: Operation, arrays: list[Array], ctas: int) -> None:
     if len(views) != len(arrays) or not all(_fits(a, v) for a, v in zip(arrays, views, strict=True)):
         given = ", ".join(f"{a.dtype} of shape {a.shape}" for a in arrays)
         raise EmmyError(f"the views of kernel @{kernel.sym_name.data} do not fit {given}", location_of(kernel))
-    for number in range(ctas):
-        cta = Cta(number, ctas)
-        cta.values.update(zip(views, arrays, strict=True))
-        cta.run(kernel.block)
+    for cluster in _clusters(kernel, ctas):
+        for cta in cluster:
+            cta.values.update(zip(views, arrays, strict=True))
+        _run_cluster(kernel, cluster)
+
+
+def _clusters(kernel: tile.KernelOp, ctas: int) -> Iterator[list[Cta]]:
+    """The CTAs of a launch, those together that run together. `EmmyError` for a launch that is no multiple of them."""
+    size = cluster_of(kernel)
+    if ctas % size:
+        raise EmmyError(f"a launch of {ctas} CTAs is no multiple of its clusters of {size}", location_of(kernel))
+    for first in range(0, ctas, size):
+        yield [Cta(number, ctas) for number in range(first, first + size)]
+
+
+def _run_cluster(kernel: tile.KernelOp, ctas: list[Cta]) -> None:
+    """Run the CTAs of a cluster, one after the other up to where they add up what they have."""
+    ops: list[Operation] = []
+    for op in kernel.block.ops:
+        if not isinstance(op, tile.ClusterSumOp):
+            ops.append(op)
+            continue
+        for cta in ctas:
+            cta.run(ops)
+        ops = []
+        parts = {int(cta.values[op.part]): cta for cta in ctas}
+        if sorted(parts) != list(range(op.parts.value.data)):
+            raise EmmyError(f"the CTAs of a cluster have parts {sorted(parts)} of {op.parts.value.data}", location_of(op))
+        sums: Array = functools.reduce(np.add, (parts[part].values[op.arg] for part in sorted(parts)))
+        for part, columns in enumerate(np.split(sums, len(parts), axis=-1)):
+            parts[part].values[op.result] = columns
+    for cta in ctas:
+        cta.run(ops)
 
 
 def _fits(array: Array, view: SSAValue) -> bool:
@@ -63,9 +95,9 @@ class Cta:
         self.count = count
         self.values: dict[SSAValue, Any] = {}
 
-    def run(self, block: Block) -> list[Any]:
-        """Execute a block; the operands of its `scf.yield`, if it has one."""
-        for op in block.ops:
+    def run(self, ops: Iterable[Operation]) -> list[Any]:
+        """Execute the ops of a block; the operands of its `scf.yield`, if it has one."""
+        for op in ops:
             operands = [self.values[v] for v in op.operands]
             if isinstance(op, scf.YieldOp):
                 return operands
@@ -86,13 +118,13 @@ def _for(cta: Cta, op: scf.ForOp, operands: list[Any]) -> list[Any]:
     block = op.body.block
     for i in range(first, end, stride):
         cta.values.update(zip(block.args, (i, *carried), strict=True))
-        carried = cta.run(block)
+        carried = cta.run(block.ops)
     return carried
 
 
 def _if(cta: Cta, op: scf.IfOp, operands: list[Any]) -> list[Any]:
     region = op.true_region if operands[0] else op.false_region
-    return cta.run(region.block) if region.blocks else []
+    return cta.run(region.block.ops) if region.blocks else []
 
 
 def _dim(cta: Cta, op: tile.DimOp, operands: list[Any]) -> list[Any]:

@@ -32,6 +32,7 @@ from emmy.interpreters.level3_machine import (
 from emmy.interpreters.level3_memory import Barriers, Ring
 from emmy.interpreters.scalars import numpy_dtype
 from emmy.locations import location_of
+from emmy.passes.clusters import cluster_of
 from emmy.passes.protocol import pipelines_of
 
 __all__ = ["LANDINGS", "ORDERS", "Level3Error", "compile_kernel", "run_kernel", "run_module", "run_program"]
@@ -49,12 +50,13 @@ def run_kernel(
     order: str = "fixed",
     seed: int = 0,
 ) -> None:
-    """Run one CTA of a kernel; `args` are the views' arrays, written in place. Raises Level3Error.
+    """Run one CTA of a kernel, with all of its cluster; `args` are the views' arrays, written in place. Raises Level3Error.
 
     `ctas` is the size of the launch that `cta` belongs to.
     """
     if not 0 <= cta < ctas:
         raise Level3Error(f"CTA {cta} of a launch of {ctas}")
+    cta -= cta % cluster_of(kernel)
     run_program(compile_kernel(kernel), args, cta, ctas, landing, order, seed)
 
 
@@ -67,30 +69,32 @@ def run_module(
     def run(kernel: Operation, args: list[Array], ctas: int) -> None:
         if kernel not in programs:
             programs[kernel] = compile_kernel(cast(KernelOp, kernel))
-        for cta in range(ctas):
+        for cta in range(0, ctas, cluster_of(cast(KernelOp, kernel))):
             run_program(programs[kernel], args, cta, ctas, landing, order, seed + cta)
 
     return run_host(module, entry, arrays, run)
 
 
 def run_program(program: Program, args: list[Array], cta: int, ctas: int, landing: str, order: str, seed: int) -> None:
-    """Run one CTA of a compiled kernel."""
+    """Run one CTA of a compiled kernel, or the cluster that begins with it."""
     if landing not in LANDINGS or order not in ORDERS:
         raise Level3Error(f"landing is one of {', '.join(LANDINGS)} and order one of {', '.join(ORDERS)}")
+    size = cluster_of(program.kernel)
+    if cta + size > ctas:
+        raise Level3Error(f"a launch of {ctas} CTAs is no multiple of its clusters of {size}")
     chance = random.Random(seed)
-    warps: list[Warp] = []
-    for role in program.roles:
-        for share in range(role.shares):
-            warps.append(Warp(len(warps), role.name, share % role.warps, share, role.shares))
-    machine = _machine(program, warps, landing, chance)
-    machine.ctas = ctas
-    bodies = [role.body(machine, warp, args, cta) for role, warp in _staff(program, warps)]
+    machines = [_machine(program, rank, size, landing, chance) for rank in range(size)]
+    bodies: list[Running] = []
+    for rank, machine in enumerate(machines):
+        machine.cluster, machine.ctas = machines, ctas
+        bodies += [role.body(machine, warp, args, cta + rank) for role, warp in _staff(program, machine.warps)]
     try:
-        _schedule(machine, bodies, order, chance)
-        machine.finish()
+        _schedule(machines, bodies, order, chance)
+        for machine in machines:
+            machine.finish()
     except Level3Error as error:
         if error.location is None and program.ops:
-            error.location = location_of(program.ops[_failing(machine).line])
+            error.location = location_of(program.ops[machines[0].everyone[machines[0].running].line])
         raise
 
 
@@ -100,14 +104,21 @@ def _staff(program: Program, warps: list[Warp]) -> Iterator[tuple[RoleProgram, W
     return zip(roles, warps, strict=True)
 
 
-def _failing(machine: Machine) -> Warp:
-    return machine.warps[machine.running]
+def _warps(program: Program, rank: int) -> list[Warp]:
+    """The warps of the CTA of a rank, counted through the cluster."""
+    first = rank * sum(role.shares for role in program.roles)
+    found: list[Warp] = []
+    for role in program.roles:
+        for share in range(role.shares):
+            found.append(Warp(first + len(found), role.name, share % role.warps, share, role.shares))
+    return found
 
 
-def _machine(program: Program, warps: list[Warp], landing: str, chance: random.Random) -> Machine:
-    count, engine = sum(role.shares for role in program.roles), 0
-    pipelines = pipelines_of(program.kernel)
-    parties = count + sum(op.stages.value.data for op in pipelines.values())
+def _machine(program: Program, rank: int, size: int, landing: str, chance: random.Random) -> Machine:
+    """The CTA of a rank of a cluster. Parties are the warps of all CTAs, then their copy engines."""
+    warps, pipelines = _warps(program, rank), pipelines_of(program.kernel)
+    count, engines = size * len(warps), sum(op.stages.value.data for op in pipelines.values())
+    parties, engine = count + size * engines, rank * engines
     rings: dict[str, Ring] = {}
     for name, op in pipelines.items():
         fields: dict[str, tuple[tuple[int, ...], np.dtype[Any]]] = {}
@@ -115,12 +126,16 @@ def _machine(program: Program, warps: list[Warp], landing: str, chance: random.R
             tile = cast(TileType, type_)
             fields[field] = (tile.get_shape(), numpy_dtype(tile.element_type))
         stages = op.stages.value.data
-        ring = Ring(name, stages, op.outbound is not None, fields, count, parties, count + engine, _barriers(op))
+        cluster = 1 if op.cluster is None else op.cluster.value.data
+        outbound = op.outbound is not None
+        ring = Ring(name, stages, outbound, fields, count, parties, count + engine, _barriers(op), cluster)
         engine += stages
         ring.fillers = sum(role.shares for role in program.roles if name in role.fills)
         ring.readers = sum(role.shares for role in program.roles if name in role.reads)
         rings[name] = ring
-    return (EventMachine if program.lowered else ProtocolMachine)(rings, warps, landing, chance)
+    if program.lowered:
+        return EventMachine(rings, warps, landing, chance, parties)
+    return ProtocolMachine(rings, warps, landing, chance)
 
 
 def _barriers(op: PipelineOp) -> Barriers:
@@ -133,18 +148,21 @@ def _barriers(op: PipelineOp) -> Barriers:
     return Barriers(full, empty, op.tx_bytes is not None, span)
 
 
-def _schedule(machine: Machine, bodies: list[Running], order: str, chance: random.Random) -> None:
+def _schedule(machines: list[Machine], bodies: list[Running], order: str, chance: random.Random) -> None:
     """Run all warps to their ends. Raises Level3Error when none of them can move."""
-    alive = list(range(len(bodies)))
+    alive, each = list(range(len(bodies))), len(machines[0].warps)
     if order == "reversed":
         alive.reverse()
     reasons: dict[int, str] = {}
     while alive:
-        before, ended = machine.steps, len(alive)
+        before, ended = sum(machine.steps for machine in machines), len(alive)
         for number in list(alive) if order != "random" else chance.sample(alive, len(alive)):
-            _run(machine, bodies, number, order, chance, reasons, alive)
-        if machine.steps == before and len(alive) == ended and all(number in reasons for number in alive):
-            blocked = [f"{machine.warps[n].role} warp {n}: {reasons[n]}" for n in sorted(alive)]
+            machines[0].running = number
+            _run(machines[number // each], bodies, number, order, chance, reasons, alive)
+        steps = sum(machine.steps for machine in machines)
+        if steps == before and len(alive) == ended and all(number in reasons for number in alive):
+            everyone = machines[0].everyone
+            blocked = [f"{everyone[n].role} warp {n}: {reasons[n]}" for n in sorted(alive)]
             raise Level3Error("deadlock: " + "; ".join(blocked))
 
 
@@ -158,7 +176,6 @@ def _run(
     alive: list[int],
 ) -> None:
     """Run one warp until it is blocked or ends; in random order perhaps only a little."""
-    machine.running = number
     reasons.pop(number, None)
     while True:
         machine.land_some()
@@ -166,6 +183,7 @@ def _run(
             why = next(bodies[number])
         except StopIteration:
             alive.remove(number)
+            machine.end(machine.everyone[number])
             return
         if why is not None:
             reasons[number] = why

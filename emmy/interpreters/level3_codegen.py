@@ -392,8 +392,15 @@ def _simple(method: str) -> Rule:
     return rule
 
 
+RULES[ac.ClusterArriveOp] = _simple("cluster_arrive")
 RULES[ac.FenceProxyAsyncOp] = _simple("fence_proxy_async")
 RULES[ac.BulkCommitOp] = _simple("bulk_commit")
+
+
+@_rule(ac.ClusterWaitOp)
+def _cluster_wait(w: _Writer, op: ac.ClusterWaitOp) -> None:
+    w.mark(op)
+    w.put("while (why := M.cannot_pass_cluster(W)): yield why")
 
 
 @_rule(ac.BulkWaitOp)
@@ -467,7 +474,8 @@ def _load(w: _Writer, op: mma.LoadOp) -> None:
     transposed = ".T" if op.transposed is not None else ""
     where = f"{w.name(op.slot)}, {op.field.data!r}, {w.indices(op.indices)}, {stored}"
     if op.in_place is None:
-        w.put(f"{w.name(op.result)} = M.load(W, {where}){transposed}")
+        rank = "" if op.rank is None else f", rank={op.rank.value.data}"
+        w.put(f"{w.name(op.result)} = M.load(W, {where}{rank}){transposed}")
     else:
         slot, indices = w.name(op.slot), w.indices(op.indices)
         where = f"slot, {op.field.data!r}, indices, {stored}"

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from typing import Any
-
+from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
@@ -24,9 +23,9 @@ WARP = 32
 class EventMachine(Machine):
     """Executes events."""
 
-    def __init__(self, rings: dict[str, Ring], warps: list[Warp], landing: str, chance: random.Random):
+    def __init__(self, rings: dict[str, Ring], warps: list[Warp], landing: str, chance: random.Random, parties: int):
+        """parties: warps and copy engines of the cluster."""
         super().__init__(rings, warps, landing, chance)
-        parties = len(warps) + sum(ring.stages for ring in rings.values())
         for warp in warps:
             warp.clock = np.zeros(parties, np.int32)
             warp.clock[warp.number] = 1
@@ -34,6 +33,8 @@ class EventMachine(Machine):
         """The time of each copy engine."""
         self.meetings: dict[tuple[str, str, int], Array] = {}
         """(kind, who meets, how manieth time) -> what all that have come knew."""
+        self.ended: set[int] = set()
+        """Warps that have ended: a cluster's barrier does not wait for them."""
 
     # ---- order -------------------------------------------------------------------------------------------------------
 
@@ -82,7 +83,7 @@ class EventMachine(Machine):
         late = times > warp.clock.reshape(-1, *([1] * (times.ndim - 1)))
         if late.any():
             reader = int(np.argwhere(late)[0][0])
-            if reader >= len(self.warps):
+            if reader >= len(self.everyone):
                 self.fault(warp, f"overwrites a slot of @{slot.ring.name} that a TMA store may still read")
             self.fault(warp, f"overwrites a slot of @{slot.ring.name} with no barrier since warp {reader} read it")
         done = cells.done[place]
@@ -99,7 +100,8 @@ class EventMachine(Machine):
         slot = self.take(warp, name, side, cursor)
         if side == "fill":
             for other in self.rings.values():
-                if other is not slot.ring and (other.outbound or slot.ring.outbound):
+                over = other.outbound or slot.ring.outbound or slot.ring.cluster > 1
+                if other is not slot.ring and other.cluster == 1 and over:
                     self.check_overlay(warp, slot.ring, other)
         return slot, cursor + 1
 
@@ -117,7 +119,7 @@ class EventMachine(Machine):
                 warp, f"fills @{ring.name}, which lies over @{other.name}, while a TMA store may still read that"
             )
         for reader, time in enumerate(other.last_read):
-            mate = placed or self.warps[reader].role == warp.role
+            mate = placed or self.everyone[reader].role == warp.role
             if mate and reader != warp.number and time > warp.clock[reader]:
                 self.fault(
                     warp,
@@ -204,6 +206,42 @@ class EventMachine(Machine):
                 warp.synced = warp.events
             return None
         return f"{kind} {number}: {there} of {len(mates)} warps are there"
+
+    def cluster_arrive(self, warp: Warp) -> None:
+        """At the cluster's barrier: once more than the warp has waited there."""
+        number = warp.arrivals.get("cluster", 0) + 1
+        if number > warp.arrivals.get("cluster wait", 0) + 1:
+            self.fault(warp, "arrives at the cluster's barrier a second time, with no cluster_wait in between")
+        warp.arrivals["cluster"] = number
+        meetings, key = self.cluster[0].meetings, ("cluster", "", number)
+        meetings[key] = np.maximum(meetings.get(key, 0), self.publish(warp))
+
+    def cannot_pass_cluster(self, warp: Warp) -> str | None:
+        """The barrier opens when every warp of the cluster has arrived or ended."""
+        number = warp.arrivals.get("cluster", 0)
+        if number == warp.arrivals.get("cluster wait", 0):
+            self.fault(warp, "waits at the cluster's barrier without having arrived there")
+        machines = cast("list[EventMachine]", self.cluster)
+        alive = [w for machine in machines for w in machine.warps if w.number not in machine.ended]
+        there = sum(w.arrivals.get("cluster", 0) >= number for w in alive)
+        if there < len(alive):
+            return f"cluster_wait {number}: {there} of {len(alive)} warps are there"
+        warp.arrivals["cluster wait"] = number
+        self.learn(warp, machines[0].meetings["cluster", "", number])
+        return None
+
+    def end(self, warp: Warp) -> None:
+        """The warp has ended. With the last one of its CTA its memory is gone: nobody may still be reading it."""
+        self.ended.add(warp.number)
+        if len(self.ended) < len(self.warps):
+            return
+        known = np.maximum.reduce([w.clock for w in self.warps])
+        for ring in self.rings.values():
+            for reader, time in enumerate(ring.last_read):
+                if time > known[reader] and self.everyone[reader] not in self.warps:
+                    self.fault(
+                        warp, f"ends, and nothing tells it that warp {reader} of another CTA has read its slot of @{ring.name}"
+                    )
 
     def fence_proxy_async(self, warp: Warp) -> None:
         """What the warp has written is there for the copy engine, what it has read is read."""
@@ -371,9 +409,18 @@ class EventMachine(Machine):
     # ---- fragments and results ---------------------------------------------------------------------------------------
 
     def load(
-        self, warp: Warp, slot: Slot, name: str, at: Sequence[int], shape: tuple[int, int], in_place: bool = False
+        self,
+        warp: Warp,
+        slot: Slot,
+        name: str,
+        at: Sequence[int],
+        shape: tuple[int, int],
+        in_place: bool = False,
+        rank: int | None = None,
     ) -> Array:
-        """A fragment's elements as stored. What is read `in_place` the async proxy reads: it needs no fence to be refilled."""
+        """A fragment's elements as stored, in the CTA of that rank of the cluster. What is read `in_place` the async proxy reads:
+        it needs no fence to be refilled."""
+        slot = self.slot_of(warp, slot, rank)
         cells, elements, place = self.fragment_place(warp, slot, name, at, shape)
         self.check_read(warp, slot, cells, place, by_lanes=not in_place)
         self.steps += 1

@@ -42,7 +42,8 @@ class Slot:
 
 @dataclass(eq=False)
 class Warp:
-    """One logical warp of a role. `number`: among all warps; `index`: in its role, as `mma.warp` sees it; copies: its share."""
+    """One logical warp of a role. `number`: among all warps of the cluster; `index`: in its role, as `mma.warp` sees it; copies:
+    its share."""
 
     number: int
     role: str
@@ -82,6 +83,8 @@ class Machine:
     def __init__(self, rings: dict[str, Ring], warps: list[Warp], landing: str, chance: random.Random):
         self.rings = rings
         self.warps = warps
+        self.cluster: list[Machine] = [self]
+        """The CTAs of its cluster, in the order of their ranks."""
         self.landing = landing
         self.chance = chance
         self.flying: list[Flight] = []
@@ -95,6 +98,24 @@ class Machine:
     def fault(self, warp: Warp, message: str) -> NoReturn:
         """Stop: warp and reason; the interpreter adds the place in the text."""
         raise Level3Error(f"{warp.role} warp {warp.number}: {message}")
+
+    @property
+    def everyone(self) -> list[Warp]:
+        """The warps of the cluster, by number."""
+        return [warp for machine in self.cluster for warp in machine.warps]
+
+    def rings_of(self, ring: Ring) -> list[Ring]:
+        """The ring as every CTA of its cluster has it; itself alone if it is no cluster's."""
+        return [machine.rings[ring.name] for machine in self.cluster] if ring.cluster > 1 else [ring]
+
+    def slot_of(self, warp: Warp, slot: Slot, rank: int | None) -> Slot:
+        """The slot, or that of the CTA of a rank."""
+        if rank is None:
+            return slot
+        rings = self.rings_of(slot.ring)
+        if rank >= len(rings):
+            self.fault(warp, f"reads the slot of CTA {rank} of a cluster of {len(rings)}")
+        return Slot(rings[rank], slot.side, slot.ticket)
 
     # ---- common ------------------------------------------------------------------------------------------------------
 
@@ -116,6 +137,9 @@ class Machine:
             flight.land()
         elif self.landing == "random":
             self.flying.append(flight)
+
+    def end(self, warp: Warp) -> None:
+        """A warp has ended."""
 
     def finish(self) -> None:
         """Check what must hold when all warps have ended."""
@@ -205,12 +229,12 @@ class ProtocolMachine(Machine):
 
     def cannot_wait(self, warp: Warp, name: str, cursor: int) -> str | None:
         """A slot is full when every filling warp has committed it and its copies have landed, which they do now at the latest."""
-        ring = self.rings[name]
-        done = ring.committed.get(cursor, 0)
-        if done < ring.fillers or not ring.fillers:
-            return f"wait @{name}: ticket {cursor} is committed by {done} of {ring.fillers} warps"
-        for flight in ring.flights.pop(cursor, []):
-            flight.land()
+        for ring in self.rings_of(self.rings[name]):
+            done = ring.committed.get(cursor, 0)
+            if done < ring.fillers or not ring.fillers:
+                return f"wait @{name}: ticket {cursor} is committed by {done} of {ring.fillers} warps"
+            for flight in ring.flights.pop(cursor, []):
+                flight.land()
         return None
 
     def wait(self, warp: Warp, name: str, cursor: int) -> tuple[Slot, int]:
@@ -226,14 +250,24 @@ class ProtocolMachine(Machine):
         ring = slot.ring
         ring.released[slot.ticket] = ring.released.get(slot.ticket, 0) + 1
         self.steps += 1
-        if ring.released[slot.ticket] == ring.readers:
-            ring.poison(slot.ticket)
+        rings = self.rings_of(ring)
+        if all(one.released.get(slot.ticket, 0) == one.readers for one in rings):
+            for one in rings:
+                one.poison(slot.ticket)
 
     def load(
-        self, warp: Warp, slot: Slot, name: str, at: Sequence[int], shape: tuple[int, int], in_place: bool = False
+        self,
+        warp: Warp,
+        slot: Slot,
+        name: str,
+        at: Sequence[int],
+        shape: tuple[int, int],
+        in_place: bool = False,
+        rank: int | None = None,
     ) -> Array:
-        """A fragment's elements as stored."""
+        """A fragment's elements as stored, in the CTA of that rank of the cluster."""
         self.holds(warp, slot, "loads from")
+        slot = self.slot_of(warp, slot, rank)
         cells, elements, place = self.fragment_place(warp, slot, name, at, shape)
         self.check_data(warp, slot, cells, place)
         return cells.data[elements].reshape(shape).copy()
@@ -273,6 +307,9 @@ class ProtocolMachine(Machine):
         """A warp that fills and does not read waits until all its tickets have been released."""
         ring = self.rings[name]
         filled = warp.next.get((name, "fill"), 0)
+        if ring.cluster > 1:
+            others = [one for one in self.rings_of(ring) if one.released.get(filled - 1, 0) < one.readers]
+            return f"drain @{name}: {len(others)} CTAs of the cluster have not released it" if others else None
         if ring.outbound or (name, "read") in warp.next:
             return None
         open_tickets = [

@@ -220,8 +220,11 @@ class Ring:
         parties: int,
         engine: int,
         barriers: Barriers = Barriers(),
+        cluster: int = 1,
     ):
         self.name = name
+        self.cluster = cluster
+        """CTAs that each fill a slot of their own, and read those of all."""
         self.stages = stages
         self.outbound = outbound
         self.fields = {field: Cells(stages, shape, dtype, parties) for field, (shape, dtype) in fields.items()}
