@@ -12,6 +12,7 @@ from xdsl.ir import Block, Operation, SSAValue
 
 from emmy.atoms import Atom, accumulator_feeds, get_atom
 from emmy.dialects import async_copy, mma, tile
+from emmy.dialects.common import MapKind, MapKindAttr
 from emmy.dialects.tensor_op import AccumulateAttr, contraction
 from emmy.errors import EmmyError
 from emmy.locations import location_of
@@ -56,6 +57,10 @@ class ConsumerHalf:
             self.begin(op, emit.at(op))
             self.convert(op, emit.at(op))
             self.end(op, emit.at(op))
+        for one in self.plan.exchanges.values():
+            if one.ctas > 1:
+                # Other CTAs may read this one's slot until the end.
+                emit.at(one.use)(async_copy.DrainOp(one.name))
         for new in self.prelude:
             new.location = kernel.location
         if block.first_op is None:
@@ -85,7 +90,7 @@ class ConsumerHalf:
             if self.plan.outermost(out.store) is op:
                 emit(async_copy.DrainOp(out.name))
         for one in self.plan.exchanges.values():
-            if self.plan.outermost(one.use) is op:
+            if self.plan.outermost(one.use) is op and one.ctas == 1:
                 emit(async_copy.DrainOp(one.name))
 
     def convert(self, op: Operation, emit: Emitter) -> None:
@@ -262,6 +267,25 @@ class ConsumerHalf:
         self.cursors[one.read] = hint(wait.next, f"{one.name}_next")
         return hint(wait.slot, f"{one.name}_all")
 
+    def cluster_sum(self, op: tile.ClusterSumOp, emit: Emitter) -> None:
+        """Written where the CTAs of the cluster see it; this CTA's columns of what each of them has are added in their order."""
+        one = self.plan.exchanges[op]
+        if self.plan.schedule.warps[1] > 1:
+            raise EmmyError("a sum over a cluster is cut where one warp holds a whole row", location_of(op))
+        rows, _ = one.type.get_shape()
+        row, type_ = self.offset(0, rows), self.held_type(op.result, op)
+        slot = self.exchange(one, self.value(op.arg, op, emit), [row, self.constant(0)], emit)
+        width = self.constant(tile_type(op.result).get_shape()[1])
+        column = hint(emit.value(arith.MuliOp(self.values.get(op.part, op.part), width)), "first")
+        parts = [
+            emit.value(mma.LoadOp(slot, one.name, [row, column], type_, rank=rank)) for rank in range(one.ctas)
+        ]
+        total = parts[0]
+        for part in parts[1:]:
+            total = emit.value(mma.MapOp(MapKindAttr(MapKind.ADD), [total, part], type_))
+        emit(async_copy.ReleaseOp(slot))
+        self.define(op.result, total)
+
     def coord(self, op: tile.CoordOp, emit: Emitter) -> None:
         """Counted from where this warp's part begins."""
         shape = tile_type(op.result).get_shape()
@@ -436,6 +460,7 @@ _register(tile.FillOp, ConsumerHalf.fill)
 _register(tile.MapOp, ConsumerHalf.map)
 _register(tile.CastOp, ConsumerHalf.cast)
 _register(tile.ReduceOp, ConsumerHalf.reduce)
+_register(tile.ClusterSumOp, ConsumerHalf.cluster_sum)
 _register(tile.CoordOp, ConsumerHalf.coord)
 _register(tile.SqueezeOp, ConsumerHalf.squeeze)
 _register(tile.DotOp, ConsumerHalf.dot)
