@@ -420,7 +420,7 @@ class WaitOp(IRDLOperation):
 
 @irdl_op_definition
 class PromoteOp(IRDLOperation):
-    """`acc` (f32) + `partial` (f16), elementwise: ends a partial sum of the hybrid policy."""
+    """`acc` (f32) + `partial` (f16, or f32 of 8-bit operands), elementwise: ends a partial sum of the hybrid policy."""
 
     ACC: ClassVar = VarConstraint("ACC", base(FragmentType))
     name = "mma.promote"

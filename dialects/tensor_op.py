@@ -14,7 +14,18 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
-from xdsl.dialects.builtin import AnyFloat, BFloat16Type, Float16Type, IntAttr, StringAttr, TensorType, UnitAttr
+from xdsl.dialects.builtin import (
+    AnyFloat,
+    BFloat16Type,
+    Float8E4M3FNType,
+    Float8E5M2Type,
+    Float16Type,
+    Float32Type,
+    IntAttr,
+    StringAttr,
+    TensorType,
+    UnitAttr,
+)
 from xdsl.ir import Attribute, Dialect, Operation, ParametrizedAttribute, SSAValue
 from xdsl.irdl import (
     IRDLOperation,
@@ -52,7 +63,8 @@ class AccumulateAttr(ParametrizedAttribute):
     """The accumulation policy of a contraction: part of its meaning.
 
     `f32`: every partial sum is f32. `f16`: every partial sum is f16. `hybrid`: at most `max_k` contraction elements are
-    summed in f16 before the partial is added into an f32 sum. `overflow`: whether an output tile whose sum is not
+    summed in f16 before the partial is added into an f32 sum; of 8-bit operands, whose f32 sums keep few bits inside the
+    tensor cores of some targets, at most so many are summed there. `overflow`: whether an output tile whose sum is not
     finite is computed again in f32 (`redo`) or passed on (`propagate`).
     """
 
@@ -107,21 +119,55 @@ def tensor_type(value: SSAValue) -> TensorType[Attribute]:
     return cast(TensorType[Attribute], value.type)
 
 
+EIGHT_BITS = (Float8E4M3FNType, Float8E5M2Type)
+"""Element types of 8 bits: operands of products, and nothing else."""
+
+EIGHT_BIT_STEP = 32
+"""Contraction elements of one product of 8-bit operands, the least that a tensor core sums."""
+
+
+K_MAJOR_ONLY = "8-bit operands are read K-major only: store A as M x K, and B as N x K with transpose_b"
+"""Neither `ldmatrix` nor `wgmma` transposes elements of 8 bits."""
+
+
+def partial_sum_type(operand: Attribute) -> Float16Type | Float32Type:
+    """The element type of the hybrid policy's partial sums: f16, or f32 where operands have 8 bits."""
+    return Float32Type() if isinstance(operand, EIGHT_BITS) else Float16Type()
+
+
+def policy_problem(policy: AccumulateAttr, operand: Attribute) -> str | None:
+    """A sentence about why products of these operands cannot be summed by a policy, or None.
+
+    bf16 and 8-bit products have no f16 accumulator; partial sums of 8-bit operands are whole products, and f32.
+    """
+    name, max_k = policy.policy.data, policy.max_k.data
+    if name == "f32" or isinstance(operand, Float16Type):
+        return None
+    if name != "hybrid" or not isinstance(operand, EIGHT_BITS):
+        return f"accumulate<{name}> needs f16 operands, got {operand}"
+    if max_k % EIGHT_BIT_STEP:
+        return f"products of {operand} take {EIGHT_BIT_STEP} elements of K at once; max_k is a multiple of that, got {max_k}"
+    if policy.overflow.data == "redo":
+        return f"sums of {operand} are f32 and do not overflow as f16 ones do; leave out overflow = redo"
+    return None
+
+
 def check_accumulate(policy: AccumulateAttr | None, operand: Attribute) -> None:
-    """bf16 tensor-core products have no f16 accumulator: a policy that needs one wants f16 operands."""
-    if policy is not None and policy.policy.data != "f32" and not isinstance(operand, Float16Type):
-        raise VerifyException(f"accumulate<{policy.policy.data}> needs f16 operands, got {operand}")
+    """A product's operands can be summed by its own policy. Raises VerifyException."""
+    problem = None if policy is None else policy_problem(policy, operand)
+    if problem is not None:
+        raise VerifyException(problem)
 
 
 def accumulation_policy(matmul: MatmulOp) -> AccumulateAttr:
     """The policy that holds for a product: its own, else the module's (`emmy.accumulate`), else f32.
 
-    A module's policy that needs f16 operands leaves products of bf16 at f32. Raises `EmmyError` if the module's attribute
+    A module's policy that is not for these operands leaves the product at f32. Raises `EmmyError` if the module's attribute
     is no policy.
     """
     policy = matmul.accumulate or module_policy(matmul)
-    takes_f16 = isinstance(tensor_type(matmul.a).element_type, Float16Type)
-    return policy if policy is not None and takes_f16 else AccumulateAttr.get()
+    fits = policy is not None and policy_problem(policy, tensor_type(matmul.a).element_type) is None
+    return policy if policy is not None and fits else AccumulateAttr.get()
 
 
 def module_policy(op: Operation) -> AccumulateAttr | None:
@@ -146,7 +192,8 @@ def contraction(a: Sequence[int], b: Sequence[int], transpose_a: bool, transpose
 class MatmulOp(IRDLOperation):
     """C[.., M, N] = A[.., M, K] * B[.., K, N]. `transpose_a`: A is stored [.., K, M]; `transpose_b`: B [.., N, K].
 
-    Operands f16 or bf16 of one type; the result is that type or f32. Leading batch dimensions are equal on all three.
+    Operands f16 or bf16 of one type; the result is that type or f32. Or operands of 8 bits, f8E4M3FN and f8E5M2 in any pair;
+    the result is f16, bf16 or f32. Leading batch dimensions are equal on all three.
     Without `accumulate` the policy is the module's, else f32.
     """
 
@@ -198,9 +245,14 @@ class MatmulOp(IRDLOperation):
 
 
 def check_matmul_types(a: Attribute, b: Attribute, c: Attribute) -> None:
-    """The element types of a contraction: f16 or bf16 operands of one type, a result of that type or f32."""
-    if not isinstance(a, Float16Type | BFloat16Type):
-        raise VerifyException(f"matmul operands are f16 or bf16, got {a}")
+    """The element types of a contraction: f16 or bf16 operands of one type, a result of that type or f32; or two operands of
+    8 bits, a result of f16, bf16 or f32."""
+    if isinstance(a, EIGHT_BITS) and isinstance(b, EIGHT_BITS):
+        if not isinstance(c, Float16Type | BFloat16Type | Float32Type):
+            raise VerifyException(f"matmul of {a} and {b} gives f16, bf16 or f32, got {c}")
+        return
+    if not isinstance(a, Float16Type | BFloat16Type | Float8E4M3FNType | Float8E5M2Type):
+        raise VerifyException(f"matmul operands are f16, bf16, f8E4M3FN or f8E5M2, got {a}")
     if a != b:
         raise VerifyException(f"matmul operands have one element type, got {a} and {b}")
     if c != a and str(c) != "f32":

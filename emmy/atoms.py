@@ -182,10 +182,8 @@ def get_atom(
 ) -> Atom:
     """The atom of this shape and these dtypes; `b_dtype` is that of b where it is another one than that of a. Raises
     `EmmyError` if there is none, or if `target` (if given) lacks it."""
+    any_atom(shape_name)
     named = [atom for atom in ATOMS if atom.name == shape_name]
-    if not named:
-        known = ", ".join(dict.fromkeys(atom.name for atom in ATOMS))
-        raise EmmyError(f"there is no atom {shape_name}; known atoms are {known}")
     dtypes = operand_dtype, b_dtype or operand_dtype
     given = operand_dtype if dtypes[0] == dtypes[1] else " and ".join(dtypes)
     typed = [atom for atom in ATOMS if (atom.a.dtype, atom.b.dtype) == dtypes]
@@ -205,6 +203,15 @@ def get_atom(
         wanted = ", ".join(atom.targets) or f"sm_{atom.minimum_sm} or newer"
         raise EmmyError(f"target {target} does not have atom {shape_name} with {given} operands; it needs {wanted}")
     return atom
+
+
+def any_atom(shape_name: str) -> Atom:
+    """An atom of this shape, for what does not depend on dtypes: sizes, and layouts of operands of one width. Raises
+    `EmmyError` if there is none."""
+    known = dict.fromkeys(atom.name for atom in ATOMS)
+    if shape_name not in known:
+        raise EmmyError(f"there is no atom {shape_name}; known atoms are {', '.join(known)}")
+    return next(atom for atom in ATOMS if atom.name == shape_name)
 
 
 # ---- Fragments. ----

@@ -19,9 +19,25 @@ from emmy.artefact import DTYPE_NAMES, ArrayInfo, BoundBuffer
 from emmy.errors import EmmyError
 
 DLPACK_CUDA = 2
-# (code, bits) of DLDataType to our names; codes: 0 signed integer, 2 IEEE float, 4 bfloat.
-DLPACK_DTYPES = {(2, 16): "f16", (4, 16): "bf16", (2, 32): "f32", (0, 32): "i32", (0, 8): "i8"}
-TORCH_DTYPES = {"f16": "float16", "bf16": "bfloat16", "f32": "float32", "i32": "int32", "i8": "int8"}
+# (code, bits) of DLDataType to our names; codes: 0 signed integer, 2 IEEE float, 4 bfloat, 10 float8_e4m3fn, 12 float8_e5m2.
+DLPACK_DTYPES = {
+    (2, 16): "f16",
+    (4, 16): "bf16",
+    (2, 32): "f32",
+    (0, 32): "i32",
+    (0, 8): "i8",
+    (10, 8): "f8E4M3FN",
+    (12, 8): "f8E5M2",
+}
+TORCH_DTYPES = {
+    "f16": "float16",
+    "bf16": "bfloat16",
+    "f32": "float32",
+    "i32": "int32",
+    "i8": "int8",
+    "f8E4M3FN": "float8_e4m3fn",
+    "f8E5M2": "float8_e5m2",
+}
 
 
 @dataclass(frozen=True)
@@ -73,7 +89,7 @@ def _read_torch(tensor: Any, name: str) -> DeviceArray:
         raise EmmyError(f"argument '{name}' is a {kind} tensor; pass a dense one, as .to_dense() gives")
     if tensor.is_neg():  # a view that PyTorch negates when it reads it
         raise EmmyError(f"argument '{name}' is a view that is still to be negated; pass .resolve_neg() of it")
-    names = {getattr(torch, theirs): ours for ours, theirs in TORCH_DTYPES.items()}
+    names = {getattr(torch, theirs): ours for ours, theirs in TORCH_DTYPES.items() if hasattr(torch, theirs)}
     dtype = names.get(tensor.dtype, str(tensor.dtype).removeprefix("torch."))
     info = ArrayInfo(dtype, tuple(tensor.shape), tuple(tensor.stride()), tensor.data_ptr())
     return DeviceArray(name, info, tensor.get_device(), tensor)

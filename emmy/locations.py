@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
 from xdsl.dialects.builtin import FileLineColLoc
@@ -22,6 +23,15 @@ def location_of(op: Operation | None) -> SourceLocation | None:
             return SourceLocation(location.filename.data, location.line.data, location.column.data)
         op = op.parent_op()
     return None
+
+
+@contextmanager
+def located(op: Operation) -> Generator[None]:
+    """An `EmmyError` raised inside gets the place of `op`, unless it has one."""
+    try:
+        yield
+    except EmmyError as error:
+        raise EmmyError(error.message, error.location or location_of(op)) from error
 
 
 def show_error(error: EmmyError, texts: Mapping[str, str]) -> str:

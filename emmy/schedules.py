@@ -26,6 +26,9 @@ WARPGROUP_WARPS = 4
 WARPGROUP_SHARE = "m16n8k16"
 """The atom whose register layouts one warp's share of a `wgmma` has (PTX ISA, "Register Fragments for wgmma")."""
 
+EIGHT_BIT_SHARE = "m16n8k32"
+"""The same where operands have 8 bits; also the only atom of `mma.sync` for them."""
+
 NO_HYBRID_WARPGROUPS = f"atom = {WARPGROUP_ATOM} has no hybrid sums; use accumulate<f32>, or atom = {WARPGROUP_SHARE}"
 """Partial sums would be waited for one by one."""
 
@@ -205,8 +208,14 @@ class Schedule:
 
     @property
     def fragment_atom(self) -> str:
-        """The atom that says how fragments lie in registers."""
-        return WARPGROUP_SHARE if self.atom == WARPGROUP_ATOM else self.atom
+        """The atom that says how fragments lie in registers, where operands have 16 bits."""
+        return self.fragment_atom_of(16)
+
+    def fragment_atom_of(self, bits: int) -> str:
+        """The same where an element of the operands has so many bits."""
+        if self.atom != WARPGROUP_ATOM:
+            return self.atom
+        return EIGHT_BIT_SHARE if bits == 8 else WARPGROUP_SHARE
 
     @property
     def threads(self) -> int:

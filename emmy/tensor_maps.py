@@ -18,7 +18,7 @@ INTRODUCED = 12000
 """The CUDA version whose `cuTensorMapEncodeTiled` is meant."""
 
 # CUDA driver API: CUtensorMapDataType, CUtensorMapSwizzle, CUtensorMapL2promotion.
-DATA_TYPES = {"i32": 4, "f16": 6, "f32": 7, "bf16": 9}
+DATA_TYPES = {"f8E4M3FN": 0, "f8E5M2": 0, "i32": 4, "f16": 6, "f32": 7, "bf16": 9}
 SWIZZLES = {0: 0, 32: 1, 64: 2, 128: 3}
 INTERLEAVE_NONE, PROMOTE_256_BYTES, FILL_ZEROS = 0, 3, 0
 

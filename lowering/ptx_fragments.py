@@ -9,9 +9,10 @@ from typing import cast
 from xdsl.dialects.builtin import i16, i32
 from xdsl.ir import SSAValue
 
-from emmy.atoms import LdmatrixPlan, OperandPlace, fragment_layout, get_atom, ldmatrix_plan
+from emmy.atoms import LdmatrixPlan, OperandPlace, any_atom, fragment_layout, get_atom, ldmatrix_plan
 from emmy.dialects import mma
 from emmy.dialects.ptx import INSTRUCTIONS, ROWS, mma_name
+from emmy.dialects.tensor_op import K_MAJOR_ONLY
 from emmy.errors import EmmyError
 from emmy.locations import location_of
 from emmy.lowering.ptx_addresses import (
@@ -28,11 +29,11 @@ from emmy.lowering.ptx_addresses import (
 )
 from emmy.lowering.ptx_builder import Builder, Condition, Number
 from emmy.lowering.ptx_maps import FragmentMaps, lane_position
-from emmy.lowering.ptx_shapes import FLOAT_DTYPES, Registers, Shape, any_atom, element_coordinates, shape_of
+from emmy.lowering.ptx_shapes import FLOAT_DTYPES, Registers, Shape, element_coordinates, shape_of
 from emmy.targets import Target
 
 MATRIX = 16
-"""Rows and columns of the block that one ldmatrix.x4 loads."""
+"""Rows, and columns of 16 bits, of the block that one ldmatrix.x4 loads."""
 
 PROMOTING = get_atom("m16n8k8", "f16", "f32")
 """The atom that adds f16 partial sums, as its operand a, into f32 sums."""
@@ -63,7 +64,9 @@ class Fragments(FragmentMaps):
     ) -> Registers:
         """A fragment from a field; `at` is the warp's element offset in the field as stored."""
         shape = shape_of(op.result.type)
-        if shape.packed and shape.rows > 1 and shape.cols > 1:
+        if shape.per_register > 1 and shape.rows > 1 and shape.cols > 1:
+            if transposed and not shape.packed:
+                raise EmmyError(K_MAJOR_ONLY, location_of(op))
             return self._load_matrices(shape, field, slot, at, transposed)
         if transposed or shape.place != "c":
             raise EmmyError(f"no instruction loads the fragment {op.result.type} from shared memory", location_of(op))
@@ -72,15 +75,15 @@ class Fragments(FragmentMaps):
     def _load_matrices(
         self, shape: Shape, field: SharedField, slot: Number, at: tuple[Number, Number], transposed: bool
     ) -> Registers:
-        """16 x 16 blocks (or what is left of them) by ldmatrix, each straight into the registers of its atoms."""
-        atom = any_atom(shape.atom)
+        """16 x 16 blocks of 16 bits (or what is left of them) by ldmatrix, each straight into the registers of its atoms."""
+        atom, packed = any_atom(shape.atom), shape.per_register
         operand = atom.operand(shape.place)
-        rows, cols = min(shape.rows, MATRIX), min(shape.cols, MATRIX)
+        rows, cols = min(shape.rows, MATRIX), min(shape.cols, MATRIX * packed // 2)
         plan = matrix_plan(shape.place, transposed, rows, cols, shape.atom)
         lanes = self.matrix_lanes(plan)
         name = f"ldmatrix_x{plan.count}{'_trans' if transposed else ''}"
-        across, each = shape.cols // operand.cols, operand.elements // 2
-        registers: list[SSAValue | None] = [None] * (shape.rows * shape.cols // 64)
+        across, each = shape.cols // operand.cols, operand.elements // packed
+        registers: list[SSAValue | None] = [None] * (shape.rows * shape.cols // (32 * packed))
         for row in range(0, shape.rows, rows):
             for col in range(0, shape.cols, cols):
                 steps = (col, row) if transposed else (row, col)
@@ -291,7 +294,7 @@ class Fragments(FragmentMaps):
             raise EmmyError(f"accumulate<{policy}> needs split-accumulation before lower-to-ptx", location_of(op))
         shape_a, shape_c = shape_of(op.a.type), shape_of(op.c.type)
         try:
-            atom = get_atom(shape_a.atom, shape_a.dtype, shape_c.dtype)
+            atom = get_atom(shape_a.atom, shape_a.dtype, shape_c.dtype, b_dtype=shape_of(op.b.type).dtype)
         except EmmyError as error:
             raise EmmyError(error.message, location_of(op)) from None
         row, emit = ROWS[mma_name(atom)], INSTRUCTIONS[mma_name(atom)].create
@@ -311,10 +314,15 @@ class Fragments(FragmentMaps):
         return sums
 
     def promote(self, op: mma.PromoteOp, partial: Registers, sums: Registers, by: str) -> Registers:
-        """f16 partial sums into f32 ones, atom by atom: by `convert` and add, or by a product with an `identity`."""
+        """Partial sums into f32 ones: f32 ones are added; f16 ones by `convert` and add, or by a product with an `identity`."""
         source, result = shape_of(op.partial.type), shape_of(op.acc.type)
-        if (source.dtype, result.dtype, source.place, result.place) != ("f16", "f32", "c", "c"):
+        if (result.dtype, source.place, result.place) != ("f32", "c", "c") or source.dtype not in ("f16", "f32"):
             raise EmmyError(f"no promotion of {op.partial.type} into {op.acc.type}", location_of(op))
+        if source.dtype == "f32":
+            return [
+                self.builder.emit("add_f32", (total, part)).results[0]
+                for total, part in zip(sums, partial, strict=True)
+            ]
         return self._promote_by_identity(partial, sums) if by == "identity" else self._promote_by_add(partial, sums)
 
     def _promote_by_identity(self, partial: Registers, sums: Registers) -> Registers:

@@ -1,8 +1,8 @@
 """Fragments as lists of registers: which element is where.
 
 A fragment is the list of its 32-bit registers, atom by atom, row-major, as `emmy.atoms` says; 16-bit elements are in pairs,
-the even one in the lower half. *Elements* are those registers taken apart, in the same order, each an f32; of an i32 fragment
-each is an i32, of an i1 fragment a predicate.
+the even one in the lower half, 8-bit ones in fours. *Elements* are those registers taken apart, in the same order, each an f32;
+of an i32 fragment each is an i32, of an i1 fragment a predicate. 8-bit elements are never taken apart.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import cast
 import numpy as np
 from xdsl.ir import Attribute, SSAValue
 
-from emmy.atoms import Atom, OperandPlace, fragment_layout, get_atom
+from emmy.atoms import DTYPE_BITS, OperandPlace, any_atom, fragment_layout
 from emmy.dialects import mma
 
 Registers = list[SSAValue]
@@ -37,17 +37,17 @@ class Shape:
         """Two elements in a register?"""
         return self.dtype in ("f16", "bf16")
 
+    @property
+    def per_register(self) -> int:
+        """Elements in a 32-bit register."""
+        return 32 // DTYPE_BITS.get(self.dtype, 32)
+
 
 def shape_of(type_: Attribute) -> Shape:
     """The shape of a fragment type."""
     assert isinstance(type_, mma.FragmentType)
     rows, cols = type_.get_shape()
     return Shape(rows, cols, cast(OperandPlace, type_.place.data), type_.atom.data, str(type_.element_type))
-
-
-def any_atom(name: str) -> Atom:
-    """An atom of this shape: the layouts of its operands do not depend on their dtypes."""
-    return get_atom(name, "f16", "f32")
 
 
 @lru_cache(maxsize=256)

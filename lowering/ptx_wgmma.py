@@ -15,6 +15,7 @@ from typing import cast
 from xdsl.dialects.builtin import i64
 from xdsl.ir import SSAValue
 
+from emmy.atoms import PTX_F8
 from emmy.dialects import mma
 from emmy.dialects.ptx import ConstantOp, WgmmaForm, WgmmaMmaAsyncOp, WgmmaWaitGroupOp
 from emmy.errors import EmmyError
@@ -141,8 +142,7 @@ class WarpgroupProducts:
             form = WgmmaForm(
                 width,
                 shape_of(op.c.type).dtype,
-                shape_of(op.a.type).dtype,
-                shape_of(op.b.type).dtype,
+                *(PTX_F8.get(dtype, dtype) for dtype in (shape_of(op.a.type).dtype, shape_of(op.b.type).dtype)),
                 a_registers=not isinstance(a, InPlace),
                 scale_d="zero" if all(map(is_zero, c)) else "one",
                 transpose_a=isinstance(a, InPlace) and a.transposed,

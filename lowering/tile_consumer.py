@@ -10,12 +10,12 @@ from xdsl.dialects import arith, scf
 from xdsl.dialects.builtin import IntegerAttr
 from xdsl.ir import Block, Operation, SSAValue
 
-from emmy.atoms import Atom, accumulator_feeds, get_atom
+from emmy.atoms import Atom, accumulator_feeds, any_atom, get_atom
 from emmy.dialects import async_copy, mma, tile
 from emmy.dialects.common import MapKind, MapKindAttr
-from emmy.dialects.tensor_op import AccumulateAttr, contraction
+from emmy.dialects.tensor_op import EIGHT_BITS, K_MAJOR_ONLY, AccumulateAttr, contraction
 from emmy.errors import EmmyError
-from emmy.locations import location_of
+from emmy.locations import located, location_of
 from emmy.lowering.tile_exchange import LEFT, End, Exchange
 from emmy.lowering.tile_plan import Outbound, Plan, hint, is_matrix
 from emmy.lowering.tile_redo import Redo, wants_redo
@@ -153,17 +153,20 @@ class ConsumerHalf:
         if extent != 1 and extent % (warps * step):
             raise EmmyError(
                 f"{extent} {('rows', 'columns')[axis]} of a tile do not split over {warps} warps "
-                f"in multiples of {step}, as {self.plan.schedule.fragment_atom} needs",
+                f"in multiples of {step}, as {self.plan.fragment_atom} needs",
                 location_of(op),
             )
         return extent if extent == 1 else extent // warps
 
-    def atom(self, op: Operation, operand: str = "f16", accumulator: str = "f32") -> Atom:
-        """The schedule's atom for these element types (its shape is the same for all)."""
-        try:
-            return get_atom(self.plan.schedule.fragment_atom, operand, accumulator)
-        except EmmyError as error:
-            raise EmmyError(error.message, location_of(op)) from error
+    def shape(self, op: Operation) -> Atom:
+        """An atom of the schedule's shape, which is the same for all element types."""
+        with located(op):
+            return any_atom(self.plan.fragment_atom)
+
+    def atom(self, op: Operation, a: str, b: str, accumulator: str) -> Atom:
+        """The schedule's atom for these element types."""
+        with located(op):
+            return get_atom(self.plan.fragment_atom, a, accumulator, b_dtype=b)
 
     def fragment_type(self, type_: tile.TileType, op: Operation) -> mma.FragmentType:
         """What one warp holds of a tile: a fragment of place c. Rank 1 is one row."""
@@ -173,15 +176,15 @@ class ConsumerHalf:
                 f"lower-tile takes tiles of rank 1 or 2; {op.name} has one of rank {len(shape)}", location_of(op)
             )
         rows, cols = (1, *shape)[-2:]
-        atom = self.atom(op)
+        atom = self.shape(op)
         held = (self.part(0, rows, atom.m, op), self.part(1, cols, atom.n, op))
-        return mma.FragmentType.get(held, type_.element_type, "c", self.plan.schedule.fragment_atom)
+        return mma.FragmentType.get(held, type_.element_type, "c", atom.name)
 
     def held_type(self, value: SSAValue, op: Operation) -> mma.FragmentType:
         """What one warp holds of a tile. Of a sum in parts, and of what is computed whole, it is all columns."""
         if value not in self.plan.partial and value not in self.plan.whole:
             return self.fragment_type(tile_type(value), op)
-        (rows, cols), atom = tile_type(value).get_shape(), self.atom(op)
+        (rows, cols), atom = tile_type(value).get_shape(), self.shape(op)
         return mma.FragmentType.get(
             (self.part(0, rows, atom.m, op), cols), tile_type(value).element_type, "c", atom.name
         )
@@ -305,7 +308,9 @@ class ConsumerHalf:
         ta, tb = op.transpose_a is not None, op.transpose_b is not None
         acc, held = self.value(op.acc, op, emit), self.held_type(op.result, op)
         m, n, k, _ = contraction(a.get_shape(), b.get_shape(), ta, tb)
-        atom = self.atom(op, str(a.element_type), str(c.element_type))
+        atom = self.atom(op, *(str(type_.element_type) for type_ in (a, b, c)))
+        if isinstance(a.element_type, EIGHT_BITS) and (ta or not tb):
+            raise EmmyError(K_MAJOR_ONLY, location_of(op))
         if k % atom.k:
             raise EmmyError(f"a dot over {k} elements of K is not whole k-steps of {atom.k}", location_of(op))
         if wants_redo(op) and (not isinstance(op.parent_op(), scf.ForOp) or str(c.element_type) != "f32"):
@@ -348,7 +353,7 @@ class ConsumerHalf:
                 continue
             a, ta = tile_type(op.a), op.transpose_a is not None
             rows, depth = a.get_shape()[::-1] if ta else a.get_shape()
-            atom = self.atom(op, str(a.element_type), str(tile_type(op.acc).element_type))
+            atom = self.atom(op, *(str(tile_type(value).element_type) for value in (op.a, op.b, op.acc)))
             type_ = mma.FragmentType.get((self.part(0, rows, atom.m, op), atom.k), a.element_type, "a", atom.name)
             (slot, name), row = self.slots[op.a], self.offset(0, rows)
             self.held[op] = []

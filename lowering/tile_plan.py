@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 from xdsl.dialects.builtin import AnyFloat
 from xdsl.ir import Operation, SSAValue
@@ -67,6 +68,13 @@ class Plan:
     whole: set[SSAValue]
     copies: Slice
     staying: set[Operation]
+
+    @cached_property
+    def fragment_atom(self) -> str:
+        """The atom that says how fragments lie in registers: one for all of the kernel, by what it multiplies."""
+        operands = (tile_type(op.a).element_type for op in self.kernel.walk() if isinstance(op, tile.DotOp))
+        bits = [element.bitwidth for element in operands if isinstance(element, AnyFloat)]
+        return self.schedule.fragment_atom_of(bits[0] if bits else 16)
 
     def rings_inside(self, op: Operation) -> list[Ring]:
         """Rings that are filled and read inside a loop."""

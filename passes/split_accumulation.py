@@ -1,4 +1,4 @@
-"""`split-accumulation`: sums of the hybrid policy become f16 partial sums that are promoted into f32."""
+"""`split-accumulation`: sums of the hybrid policy become partial sums that are promoted into f32."""
 
 from __future__ import annotations
 
@@ -9,18 +9,19 @@ from typing import Literal, cast
 
 from xdsl.context import Context
 from xdsl.dialects import arith, scf
-from xdsl.dialects.builtin import Float32Type, FloatAttr, IndexType, IntegerAttr, ModuleOp, f16
+from xdsl.dialects.builtin import AnyFloat, Float32Type, FloatAttr, IndexType, IntegerAttr, ModuleOp
 from xdsl.ir import Block, Operation, Region, SSAValue
 from xdsl.passes import ModulePass
 from xdsl.traits import MemoryEffectKind, get_effects
 
-from emmy.atoms import get_atom
+from emmy.atoms import any_atom
 from emmy.dialects import mma, tile
+from emmy.dialects.tensor_op import partial_sum_type
 from emmy.errors import EmmyError
 from emmy.locations import location_of
 from emmy.passes.constants import constant
 from emmy.passes.emitter import Emitter
-from emmy.schedules import Schedule
+from emmy.schedules import WARPGROUP_ATOM, Schedule
 
 Order = Literal["auto", "slices", "steps"]
 Place = tuple[int, int]
@@ -41,7 +42,8 @@ class SplitAccumulation(ModulePass):
 
     Guarantees: of consecutive k-steps (a chain of `mma.mma`, each adding to the one before), at most `promote` contraction
     elements (by default the schedule's `promote`, else the policy's `max_k`) are summed in f16, from zero, before
-    `mma.promote` adds them into the f32 sum. Where a loop body holds fewer than half of them and the registers suffice, the
+    `mma.promote` adds them into the f32 sum. Partial sums of 8-bit operands are f32, too: what they are short of is bits
+    inside the tensor cores. Where a loop body holds fewer than half of them and the registers suffice, the
     partial sum is carried through the loop and promoted every so many iterations, and once behind the loop; else it ends
     with the body: more often, never less. Loads cross no op that moves or waits for data.
 
@@ -52,7 +54,8 @@ class SplitAccumulation(ModulePass):
       or have events between their k-steps.
     * `steps`: k-step by k-step, all slices of one before the next. Live: partial sums of the whole fragment, operand a of
       one k-step.
-    `auto`: the first that the registers suffice for of: slices of all rows, steps, slices of fewer rows.
+    `auto`: the first that the registers suffice for of: slices of all rows, steps, slices of fewer rows. Products of
+    warpgroups (`wgmma`), which read operands where they lie, have one slice: all rows and columns.
 
     Before:                                                       After (slices of 16 columns; here two k-steps a partial):
         %a0 = mma.load %s["a"][%row, %c0]                             %a0 = mma.load %s["a"][%row, %c0]
@@ -79,7 +82,8 @@ class SplitAccumulation(ModulePass):
                 schedule = kernel.schedule.data if kernel.schedule else Schedule()
                 order = self.order or schedule.partials
                 for chain in list(chains(kernel)):
-                    Splitter(chain, self.promote or schedule.promote, order).run()
+                    whole = schedule.atom == WARPGROUP_ATOM
+                    Splitter(chain, self.promote or schedule.promote, order, whole).run()
 
 
 def is_hybrid(op: Operation) -> bool:
@@ -150,22 +154,26 @@ class Grid:
         return [(row, column) for row in rows for column in columns]
 
 
-def live_registers(grid: Grid, steps: int) -> int:
-    """32-bit registers by slices: f32 sums, operand a of `steps` k-steps, one slice of partial sums, b double-buffered."""
+def live_registers(grid: Grid, steps: int, each: int) -> int:
+    """32-bit registers by slices: f32 sums, operand a of `steps` k-steps, one slice of partial sums, b double-buffered.
+
+    each: partial sums in a register. A k-step is 32 bytes of a row.
+    """
     rows, columns = grid.slice
-    return grid.shape[0] * grid.shape[1] // 32 + (rows * 16 * steps + rows * columns + 2 * columns * 16) // 64
+    operands = (rows * 16 * steps + 2 * columns * 16) // 64
+    return grid.shape[0] * grid.shape[1] // 32 + operands + rows * columns // (32 * each)
 
 
-def live_registers_by_steps(grid: Grid) -> int:
+def live_registers_by_steps(grid: Grid, each: int) -> int:
     """The same by steps: f32 sums, all partial sums, a and b double-buffered."""
     (rows, columns), (_, slice_columns) = grid.shape, grid.slice
-    return rows * columns // 32 + (rows * columns + 2 * (rows + slice_columns) * 16) // 64
+    return rows * columns // 32 + rows * columns // (32 * each) + 2 * (rows + slice_columns) * 16 // 64
 
 
 def bands(shape: Place, atom: str) -> list[Grid]:
     """Ways to cut an accumulator into slices: all rows, half of them, and so on; the columns of one ldmatrix.x4."""
-    columns = SLICE_COLUMNS if shape[1] % SLICE_COLUMNS == 0 else get_atom(atom, "f16", "f16").n
-    rows, least, found = shape[0], get_atom(atom, "f16", "f16").m, [Grid(shape, (shape[0], columns))]
+    columns = SLICE_COLUMNS if shape[1] % SLICE_COLUMNS == 0 else any_atom(atom).n
+    rows, least, found = shape[0], any_atom(atom).m, [Grid(shape, (shape[0], columns))]
     while rows % (2 * least) == 0:
         rows //= 2
         found.append(Grid(shape, (rows, columns)))
@@ -173,30 +181,33 @@ def bands(shape: Place, atom: str) -> list[Grid]:
 
 
 class Splitter:
-    """Rewrites one chain. `sums`: the f32 slices of the accumulator so far; `partials`: those of f16 that are not finished."""
+    """Rewrites one chain. `sums`: the f32 slices of the accumulator so far; `partials`: those that are not finished."""
 
-    def __init__(self, chain: Sequence[mma.MmaOp], promote: int, order: str):
-        """promote: contraction elements of a partial, 0 for the policy's max_k."""
+    def __init__(self, chain: Sequence[mma.MmaOp], promote: int, order: str, whole: bool):
+        """promote: contraction elements of a partial, 0 for the policy's max_k. whole: the accumulator is not cut."""
         self.chain = chain
         self.type = cast(mma.FragmentType, chain[0].c.type)
         policy, a = chain[0].accumulate, cast(mma.FragmentType, chain[0].a.type)
         assert policy is not None
+        self.partial: AnyFloat = partial_sum_type(a.element_type)
+        each_register = 32 // self.partial.bitwidth
         depth, limit = a.get_shape()[1], policy.max_k.data
         if depth > limit:
             raise EmmyError(f"a product of {depth} elements is more than max_k = {limit}", location_of(chain[0]))
         wanted = min(promote or limit, limit)
         each = max(wanted // depth, 1)
         self.groups = [segments(chain[start : start + each]) for start in range(0, len(chain), each)]
-        grids = bands(cast(Place, self.type.get_shape()), self.type.atom.data)
-        longest = max(len(part) for parts in self.groups for part in parts) * depth // 16
-        fitting = [grid for grid in grids if live_registers(grid, longest) <= REGISTERS]
-        steps_fit = live_registers_by_steps(grids[0]) <= REGISTERS
-        whole = all(len(parts) == 1 for parts in self.groups)
+        shape = cast(Place, self.type.get_shape())
+        grids = [Grid(shape, shape)] if whole else bands(shape, self.type.atom.data)
+        longest = max(len(part) for parts in self.groups for part in parts) * depth // any_atom(a.atom.data).k
+        fitting = [grid for grid in grids if live_registers(grid, longest, each_register) <= REGISTERS]
+        steps_fit = live_registers_by_steps(grids[0], each_register) <= REGISTERS
+        unbroken = all(len(parts) == 1 for parts in self.groups)
         rounds = wanted // (depth * len(chain))
         self.rounds = rounds if rounds > 1 and order != "slices" and steps_fit and carrying_loop(chain) else 1
         """Iterations of the loop around a chain after which its carried partial sums are promoted; 1: none are carried."""
         by_default = bool(fitting) and (fitting[0] is grids[0] or not steps_fit)
-        self.by_slices = self.rounds == 1 and whole and order != "steps" and (order == "slices" or by_default)
+        self.by_slices = self.rounds == 1 and unbroken and order != "steps" and (order == "slices" or by_default)
         self.grid = (fitting or grids[-1:] if self.by_slices else grids)[0]
         self.sums: dict[Place, SSAValue] = {}
         self.partials: dict[Place, SSAValue] = {}
@@ -223,14 +234,14 @@ class Splitter:
         loop = carrying_loop(self.chain)
         assert loop is not None
         block, end, before = loop.body.block, self.chain[-1], emitter_before(loop)
-        type_ = mma.FragmentType.get(self.grid.shape, f16, "c", self.type.atom.data)
-        none = before.value(mma.FillOp(FloatAttr(0.0, f16), type_))
+        type_ = mma.FragmentType.get(self.grid.shape, self.partial, "c", self.type.atom.data)
+        none = before.value(mma.FillOp(FloatAttr(0.0, self.partial), type_))
         zero, one, limit = (before.value(arith.ConstantOp(IntegerAttr(n, IndexType()))) for n in (0, 1, self.rounds))
         carried = block.insert_arg(type_, len(block.args))
         count = block.insert_arg(IndexType(), len(block.args))
         carried.name_hint, count.name_hint = "partial", "count"
         head = Emitter(block, end, block.first_op)
-        slice_type = mma.FragmentType.get(self.grid.slice, f16, "c", self.type.atom.data)
+        slice_type = mma.FragmentType.get(self.grid.slice, self.partial, "c", self.type.atom.data)
         for place in self.grid.places:
             self.partials[place] = head.value(mma.SliceOp(carried, place, slice_type))
         for parts in self.groups:
@@ -271,8 +282,8 @@ class Splitter:
         """One k-step of one slice."""
         partial = self.partials.get(place)
         if partial is None:
-            type_ = mma.FragmentType.get(self.grid.slice, f16, "c", self.type.atom.data)
-            partial = emit.value(mma.FillOp(FloatAttr(0.0, f16), type_))
+            type_ = mma.FragmentType.get(self.grid.slice, self.partial, "c", self.type.atom.data)
+            partial = emit.value(mma.FillOp(FloatAttr(0.0, self.partial), type_))
         a = operands.rows(emit, product.a, place[0], self.grid.slice[0])
         b = operands.rows(emit, product.b, place[1], self.grid.slice[1])
         self.partials[place] = emit.value(mma.MmaOp(a, b, partial))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
@@ -16,19 +17,28 @@ K_STEP = 16
 
 
 _F16_VALUES: Array = np.arange(2**16, dtype=np.uint16).view(np.float16).astype(np.float32)
+_F8_VALUES: dict[np.dtype[Any], Array] = {
+    np.dtype(dtype): np.arange(2**8, dtype=np.uint8).view(dtype).astype(np.float32)
+    for dtype in (ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e5m2)
+}
 
 
 def to_f32(values: Any) -> Array:
-    """An array or scalar as f32. For f16 a table of all its values, since NumPy converts element by element."""
+    """An array or scalar as f32. For f16 and 8-bit floats a table of all values, since NumPy converts element by element."""
     array = np.asarray(values)
+    if array.dtype in _F8_VALUES:
+        return _F8_VALUES[array.dtype][array.view(np.uint8)]
     return _F16_VALUES[array.view(np.uint16)] if array.dtype == np.float16 else array.astype(np.float32)
 
 
-def contract(total: Array, a: Array, b: Array, policy: AccumulateAttr, step: int = K_STEP) -> Array:
+def contract(
+    total: Array, a: Array, b: Array, policy: AccumulateAttr, step: int = K_STEP, eight_bits: bool = False
+) -> Array:
     """`total` + a @ b in the dtype of `total` (f32, or f16 under the f16 policy); a is [.., M, K], b [.., K, N], both f32.
 
-    `step`: contraction elements that an f32 sum takes at once. Policies whose sums are f16 round after each k-step; under
-    `redo` a partial sum that is not finite is replaced by that of f32.
+    `step`: contraction elements that an f32 sum takes at once. `eight_bits`: whether operands were; the hybrid policy's partial
+    sums are f32 then. Policies whose sums are f16 round after each k-step; under `redo` a partial sum that is not finite is
+    replaced by that of f32.
     """
     name, depth = policy.policy.data, a.shape[-1]
     if name == "f32":
@@ -39,6 +49,9 @@ def contract(total: Array, a: Array, b: Array, policy: AccumulateAttr, step: int
         return _sum_f16(total, a, b)
     for k in range(0, depth, policy.max_k.data):
         part = slice(k, k + policy.max_k.data)
+        if eight_bits:
+            total = total + a[..., part] @ b[..., part, :]
+            continue
         partial = _sum_f16(np.zeros(total.shape, np.float16), a[..., part], b[..., part, :]).astype(np.float32)
         if policy.overflow.data == "redo" and not np.isfinite(partial).all():
             partial = np.where(np.isfinite(partial), partial, a[..., part] @ b[..., part, :])

@@ -12,7 +12,7 @@ from xdsl.dialects.func import FuncOp, ReturnOp
 from xdsl.ir import Operation, SSAValue
 
 from emmy.dialects.common import DYNAMIC
-from emmy.dialects.tensor_op import CastOp, CompositeOp, MapOp, MatmulOp, accumulation_policy, tensor_type
+from emmy.dialects.tensor_op import EIGHT_BITS, CastOp, CompositeOp, MapOp, MatmulOp, accumulation_policy, tensor_type
 from emmy.elementwise import ELEMENTWISE
 from emmy.errors import EmmyError
 from emmy.interpreters.contraction import contract, to_f32
@@ -88,7 +88,9 @@ def _matmul(op: MatmulOp, operands: list[Array], mode: Mode) -> Array:
         return a @ b
     policy = accumulation_policy(op)
     shape = (*a.shape[:-1], b.shape[-1])
-    total = contract(np.zeros(shape, np.float16 if policy.policy.data == "f16" else np.float32), a, b, policy)
+    eight_bits = isinstance(tensor_type(op.a).element_type, EIGHT_BITS)
+    zero = np.zeros(shape, np.float16 if policy.policy.data == "f16" else np.float32)
+    total = contract(zero, a, b, policy, eight_bits=eight_bits)
     if policy.overflow.data == "propagate":
         return total
     # A tile with one such sum is computed again; where sums are finite both ways agree within the policy's bound.

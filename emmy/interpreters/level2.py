@@ -178,7 +178,8 @@ def _dot(cta: Cta, op: tile.DotOp, operands: list[Any]) -> list[Any]:
     a, b = (to_f32(x) for x in operands[:2])
     a = a.swapaxes(-1, -2) if op.transpose_a is not None else a
     b = b.swapaxes(-1, -2) if op.transpose_b is not None else b
-    total = contract(operands[2], a, b, op.accumulate or AccumulateAttr.get(), step=max(a.shape[-1], 1))
+    policy, eight_bits = op.accumulate or AccumulateAttr.get(), operands[0].dtype.itemsize == 1
+    total = contract(operands[2], a, b, policy, step=max(a.shape[-1], 1), eight_bits=eight_bits)
     return [total.astype(operands[2].dtype)]
 
 

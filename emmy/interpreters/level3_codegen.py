@@ -96,7 +96,7 @@ def wait_value(sums: InFlight) -> Array:
 
 
 def promote_value(partial: Array, acc: Array) -> Array:
-    """f32 sums and f16 partial sums."""
+    """f32 sums and partial sums."""
     with np.errstate(all="ignore"):
         return acc + to_f32(partial)
 

@@ -15,6 +15,8 @@ import numpy as np
 from xdsl.dialects import arith
 from xdsl.dialects.builtin import (
     BFloat16Type,
+    Float8E4M3FNType,
+    Float8E5M2Type,
     Float16Type,
     Float32Type,
     Float64Type,
@@ -99,6 +101,8 @@ def numpy_dtype(element: Attribute) -> np.dtype[Any]:
         (BFloat16Type, ml_dtypes.bfloat16),
         (Float32Type, np.float32),
         (Float64Type, np.float64),
+        (Float8E4M3FNType, ml_dtypes.float8_e4m3fn),
+        (Float8E5M2Type, ml_dtypes.float8_e5m2),
     ]
     for ir, stored in table:
         if isinstance(element, ir):

@@ -15,6 +15,8 @@ WELL_FORMED = [
     "%r = tensor_op.matmul %a, %b transpose_a transpose_b accumulate<hybrid, max_k = 32, overflow = redo> : "
     "(tensor<?x7x8x9xf16>, tensor<?x7x4x8xf16>) -> tensor<?x7x9x4xf16>",
     "%r = tensor_op.map fma %a, %b, %c : (tensor<4x?xf16>, tensor<?xf32>, tensor<1x?xbf16>) -> tensor<4x?xf16>",
+    "%r = tensor_op.matmul %a, %b transpose_b accumulate<hybrid, max_k = 128> : "
+    "(tensor<?x64xf8E4M3FN>, tensor<4x64xf8E5M2>) -> tensor<?x4xbf16>",
     "%r = tensor_op.map gelu_tanh %a : (tensor<4x?xf16>) -> tensor<4x?xf16>",
     "%r = tensor_op.cast %a : tensor<?x4xf32> to tensor<?x4xbf16>",
 ]
@@ -29,7 +31,30 @@ MALFORMED = [
     (MATMUL + ": (tensor<2x4x8xf16>, tensor<8x4xf16>) -> tensor<2x4x4xf16>", "got 2x4x8, 8x4, 2x4x4"),
     (MATMUL + ": (tensor<2x4x8xf16>, tensor<3x8x4xf16>) -> tensor<2x4x4xf16>", "equal leading (batch) dimensions"),
     (MATMUL + ": (tensor<2x4x8xf16>, tensor<2x8x4xf16>) -> tensor<?x4x4xf16>", "equal leading (batch) dimensions"),
-    (MATMUL + ": (tensor<4x8xf32>, tensor<8x4xf32>) -> tensor<4x4xf32>", "matmul operands are f16 or bf16, got f32"),
+    (
+        MATMUL + ": (tensor<4x8xf32>, tensor<8x4xf32>) -> tensor<4x4xf32>",
+        "matmul operands are f16, bf16, f8E4M3FN or f8E5M2, got f32",
+    ),
+    (
+        MATMUL + ": (tensor<4x8xf8E4M3FN>, tensor<8x4xf16>) -> tensor<4x4xf32>",
+        "one element type, got f8E4M3FN and f16",
+    ),
+    (
+        MATMUL + ": (tensor<4x8xf8E4M3FN>, tensor<8x4xf8E5M2>) -> tensor<4x4xf8E5M2>",
+        "matmul of f8E4M3FN and f8E5M2 gives f16, bf16 or f32, got f8E5M2",
+    ),
+    (
+        MATMUL + "accumulate<f16> : (tensor<4x8xf8E5M2>, tensor<8x4xf8E5M2>) -> tensor<4x4xf16>",
+        "accumulate<f16> needs f16 operands, got f8E5M2",
+    ),
+    (
+        MATMUL + "accumulate<hybrid, max_k = 48> : (tensor<4x8xf8E5M2>, tensor<8x4xf8E5M2>) -> tensor<4x4xf16>",
+        "products of f8E5M2 take 32 elements of K at once; max_k is a multiple of that, got 48",
+    ),
+    (
+        MATMUL + "accumulate<hybrid, overflow = redo> : (tensor<4x8xf8E5M2>, tensor<8x4xf8E5M2>) -> tensor<4x4xf16>",
+        "sums of f8E5M2 are f32 and do not overflow as f16 ones do; leave out overflow = redo",
+    ),
     (MATMUL + ": (tensor<4x8xf16>, tensor<8x4xbf16>) -> tensor<4x4xf32>", "one element type, got f16 and bf16"),
     (MATMUL + ": (tensor<4x8xf16>, tensor<8x4xf16>) -> tensor<4x4xbf16>", "matmul of f16 gives f16 or f32, got bf16"),
     (

@@ -79,7 +79,7 @@ MALFORMED = [
     (
         "%r = tile.dot %f, %f into %f : "
         "(!tile.tile<32x32xf32>, !tile.tile<32x32xf32>, !tile.tile<32x32xf32>) -> !tile.tile<32x32xf32>",
-        "matmul operands are f16 or bf16, got f32",
+        "matmul operands are f16, bf16, f8E4M3FN or f8E5M2, got f32",
     ),
     (
         "%b = tile.fill 0.0 : f16 : !tile.tile<2x32x16xf16>\n  %r = tile.dot %b, %x into %f transpose_b : "
