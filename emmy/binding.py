@@ -91,7 +91,7 @@ Param: TypeAlias = tuple[str, str | int | BoundTensorMap]
 class BoundLaunch:
     """A launch with numbers for expressions. `params` holds ("pointer", name), ("u32" | "u64", value) or ("tensor_map",
     `BoundTensorMap`), in order. `passed_over`: the kernels that were preferred, and why each does not take this call, or those that
-    take it too, and how much longer they take."""
+    take it too, and how much longer they take. `variant`: the kernel's name in `emmy.variants`, if it has one."""
 
     image: str
     kernel: str
@@ -100,6 +100,7 @@ class BoundLaunch:
     shared_bytes: int
     params: tuple[Param, ...]
     passed_over: tuple[tuple[str, str], ...] = ()
+    variant: str | None = None
 
 
 @dataclass(frozen=True)
@@ -428,6 +429,7 @@ def _bind_launch(launch: LaunchSpec, tensors: _Tensors, passed_over: PassedOver)
         launch["shared_bytes"],
         tuple(params),
         passed_over,
+        launch.get("variant"),
     )
 
 

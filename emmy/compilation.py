@@ -13,8 +13,8 @@ from xdsl.dialects.builtin import ModuleOp
 from xdsl.dialects.func import FuncOp
 
 from emmy.artefact import Artefact, Image
-from emmy.errors import EmmyError, SourceLocation
-from emmy.explain import kernel_schedules, pinned_products, schedule_reasons
+from emmy.errors import EmmyError
+from emmy.explain import Places, kernel_schedules, pinned_products, schedule_reasons
 from emmy.files import write_file
 from emmy.function_checks import check_functions, nothing_to_compile
 from emmy.ir import as_emmy_error, make_context, parse_attribute, parse_module, print_module, verify_module
@@ -32,7 +32,7 @@ Observer = Callable[[str, ModuleOp], None]
 class Lowered:
     """A module on its way down, and what was learnt on the way.
 
-    `steps`: the passes that ran, with their levels. `reasons`: why each product has its schedule, by the product's place.
+    `steps`: the passes that ran, with their levels. `reasons`: why each product has its schedules, by the product's place.
     `schedules`: the fields of each kernel's schedule, and why it has that one, by kernel name.
     """
 
@@ -40,7 +40,7 @@ class Lowered:
     facts: dict[str, Facts]
     kernel_facts: dict[str, KernelFacts] = field(default_factory=dict[str, KernelFacts])
     steps: list[Step] = field(default_factory=list[Step])
-    reasons: dict[SourceLocation | None, str] = field(default_factory=dict["SourceLocation | None", str])
+    reasons: Places = field(default_factory=Places)
     schedules: dict[str, dict[str, Any]] = field(default_factory=dict[str, dict[str, Any]])
 
 

@@ -1,7 +1,7 @@
 """Why each kernel has its schedule, in words: pinned by the text, a row of the target's table, or replaced by options.
 
-The words are made beside `assign-schedule`, from its input and its result, and find the kernel by its place in the text,
-so that they need no room in the IR.
+The words are made beside `assign-schedule`, from its input and its result, and find the kernel by its place in the text, and
+by its schedule where a product has several, so that they need no room in the IR.
 """
 
 from __future__ import annotations
@@ -21,11 +21,12 @@ from emmy.dialects.tile import ScheduleAttr
 from emmy.errors import SourceLocation
 from emmy.locations import location_of
 from emmy.options import Options
+from emmy.passes.timed_schedules import timed_schedules
 from emmy.schedule_table import CANDIDATES, HYBRID_CANDIDATES, UNKNOWN_SIZE
 from emmy.schedules import Schedule
 from emmy.targets import get_target
 
-Places = dict[SourceLocation | None, str]
+Places = dict[tuple[SourceLocation | None, Schedule | None], str]
 
 
 def pinned_products(module: ModuleOp) -> set[Operation]:
@@ -34,7 +35,8 @@ def pinned_products(module: ModuleOp) -> set[Operation]:
 
 
 def schedule_reasons(module: ModuleOp, pinned: set[Operation], options: Options) -> Places:
-    """Why each product and composite of a module has the schedule that `assign-schedule` left, by its place."""
+    """Why each product and composite of a module has the schedule that `assign-schedule` left, by its place; and each of the
+    schedules among which a call chooses, by place and schedule."""
     reasons: Places = {}
     for op in module.walk():
         schedule = op.attributes.get("emmy.schedule")
@@ -45,7 +47,15 @@ def schedule_reasons(module: ModuleOp, pinned: set[Operation], options: Options)
                 reason = _chain_reason(op, schedule.data, options)
             else:
                 reason = _table_reason(op, schedule.data, options)
-            reasons[location_of(op)] = f"{reason}; {_waves(op, schedule.data, options.target)}"
+            reasons[location_of(op), None] = f"{reason}; {_waves(op, schedule.data, options.target)}"
+            if not isinstance(op, MatmulOp):
+                continue
+            competing = timed_schedules(op)
+            for one in competing:
+                row = "given by the text" if op in pinned else _row_of(op, one.schedule, options)
+                reasons[location_of(op), one.schedule] = (
+                    f"{row}; a call takes the one of {len(competing)} whose time is least"
+                )
     return reasons
 
 
@@ -58,7 +68,9 @@ def kernel_schedules(module: ModuleOp, reasons: Places, complete: bool) -> dict[
     for kernel in module.body.block.ops:
         if isinstance(kernel, tile.KernelOp) and kernel.schedule is not None:
             given = "the fixed schedule of kernels without a product" if complete else "given by the text"
-            reason = reasons.get(location_of(kernel), given)
+            reason = reasons.get((location_of(kernel), kernel.schedule.data)) or reasons.get(
+                (location_of(kernel), None), given
+            )
             schedule: dict[str, Any] = asdict(kernel.schedule.data)
             schedule |= {name: list(schedule[name]) for name in ("block", "warps")}  # as JSON has them
             found[kernel.sym_name.data] = {"schedule": schedule, "reason": reason, "copies": _copies(kernel)}
@@ -90,7 +102,12 @@ def _copies(kernel: tile.KernelOp) -> dict[str, str]:
 
 
 def _table_reason(op: MatmulOp, schedule: Schedule, options: Options) -> str:
-    """The row of the table, and what options replaced."""
+    """The row of the table that is chosen, and what options replaced."""
+    return _row_of(op, schedule, options, ", whose waves take least time")
+
+
+def _row_of(op: MatmulOp, schedule: Schedule, options: Options, why: str = "") -> str:
+    """The row of the table, why it is chosen, and what options replaced."""
     hybrid = accumulation_policy(op).policy.data == "hybrid"
     rows = (HYBRID_CANDIDATES if hybrid else CANDIDATES)[options.target]
     replaced = [name for name, _ in options.schedule]
@@ -104,7 +121,7 @@ def _table_reason(op: MatmulOp, schedule: Schedule, options: Options) -> str:
         text = "options choose the block"
     elif matching:
         which = f"{'hybrid ' if hybrid else ''}table of {options.target}"
-        text = f"row {matching[0]} of {len(rows)} of the {which}, whose waves take least time"
+        text = f"row {matching[0]} of {len(rows)} of the {which}{why}"
     else:
         text = "the smallest tile of the table, with as many stages as fit beside the epilogue"
     return text + (f", with {', '.join(replaced)} from options" if replaced else "")

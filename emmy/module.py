@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
-from emmy.artefact import Array, Artefact, Image, numpy_info, run_on_emulator
+from emmy.artefact import EMULATED_SMS, Array, Artefact, Image, numpy_info, run_on_emulator
 from emmy.errors import EmmyError
 from emmy.parameters import check_kind
 
@@ -112,18 +112,20 @@ class Entry:
         """
         import numpy as np
 
-        from emmy.device_arrays import read_device_array
+        from emmy.device_arrays import device_ordinal, read_device_array
         from emmy.report import show_choice
 
         names = [argument["name"] for argument in self.module.portable_artefact.entry(self.name)["arguments"]]
         names += [str(position) for position in range(len(names), len(args))]
+        emulated = all(isinstance(array, np.ndarray) for array in args)
         infos = [
             numpy_info(cast(Array, array), placed=True)
             if isinstance(array, np.ndarray)
             else read_device_array(array, name, 0).info
             for array, name in zip(args, names, strict=False)
         ]
-        return show_choice(self.module.portable_artefact.bind(self.name, infos))
+        sms = EMULATED_SMS if emulated else self.module.cuda(device_ordinal(args)).runtime.sms
+        return show_choice(self.module.portable_artefact.bind(self.name, infos, sms))
 
     def __repr__(self) -> str:
         return f"<Emmy function {self.name} for {self.module.target}>"

@@ -32,7 +32,8 @@ class KernelReport:
     warps an SM holds at a time. main_loop: SASS opcode -> count, most frequent first; None without cubin or nvdisasm.
     ptx_instructions: of the whole kernel. schedule: its fields; reason: why these. copies: how each field of a ring is moved
     (`tma`, `cp_async`, `plain`), which a schedule's `transport = auto` leaves to the tensors. variant: its name in
-    `emmy.variants`, None for kernels that have none; takes: how the tensors of a call must lie for this kernel.
+    `emmy.variants`, None for kernels that have none; takes: how the tensors of a call must lie for this kernel. times: by what a
+    call chooses among several kernels that take it, as expressions over the sizes: the least.
     """
 
     name: str
@@ -51,6 +52,7 @@ class KernelReport:
     copies: dict[str, str] | None
     variant: str | None
     takes: str | None
+    times: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         rows = [("launch", f"{' and '.join(self.grids) or 'no'} CTAs of {self.threads} threads")]
@@ -76,6 +78,7 @@ class KernelReport:
             rows.append(("copies", ", ".join(f"{field} by {transport}" for field, transport in self.copies.items())))
         if self.takes:
             rows.append(("takes", self.takes + (f" (variant {self.variant})" if self.variant else "")))
+        rows += [("time", f"{time}; the kernel whose time is least is launched") for time in self.times]
         return "\n".join([self.name, *(f"  {label:10} {text}" for label, text in rows)])
 
 
@@ -136,6 +139,7 @@ def _kernel(artefact: Artefact, name: str, launches: list[LaunchSpec], listings:
         copies=notes.get("copies"),
         variant=next((launch["variant"] for launch in launches if "variant" in launch), None),
         takes="; ".join(dict.fromkeys(show_wants(launch) for launch in launches)) or None,
+        times=tuple(dict.fromkeys(show_expression(launch["time"]) for launch in launches if "time" in launch)),
     )
 
 
@@ -154,10 +158,13 @@ def show_wants(launch: LaunchSpec) -> str:
 
 
 def show_choice(call: BoundCall) -> list[str]:
-    """Which kernels a call runs, a line each, and why not those that are preferred to them."""
+    """Which kernels a call runs, a line each, and why not those that are preferred to them, or take longer."""
     lines: list[str] = []
     for launch in call.launches:
-        reasons = "; ".join(f"{kernel}: {reason}" for kernel, reason in launch.passed_over)
+        kernels: dict[str, list[str]] = {}
+        for kernel, reason in launch.passed_over:
+            kernels.setdefault(reason, []).append(kernel)
+        reasons = "; ".join(f"{', '.join(names)}: {reason}" for reason, names in kernels.items())
         lines.append(launch.kernel + (f", not {reasons}" if reasons else ""))
     return lines
 
@@ -176,8 +183,6 @@ def show_expression(expression: Expression) -> str:
         return "SMs"
     if operation in ("dim", "stride"):
         return f"{operands[0]}.{operands[1]}" if operation == "dim" else f"stride({operands[0]}.{operands[1]})"
-    if operation == "sms":
-        return "multiprocessors"
     shown = [show_expression(operand) for operand in operands]
     if operation in INFIX:
         inner = [f"({s})" if operation != "add" and re.search(r" [+-] ", s) and s[-1] != ")" else s for s in shown]
