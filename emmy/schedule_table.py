@@ -241,8 +241,9 @@ class Timed:
         CTAs that share an SM share its tensor cores too: a wave of one on each SM counts, however many run side by side.
         """
         block_m, block_n, block_k = self.schedule.block
-        waves = -(-(-(-rows // block_m) * -(-columns // block_n) * batch) // sms)
-        return waves * -(-k // block_k) * self.step
+        split = self.schedule.split_k
+        waves = -(-(-(-rows // block_m) * -(-columns // block_n) * batch * split) // sms)
+        return waves * -(-k // (block_k * split)) * self.step
 
 
 @dataclass(frozen=True)
