@@ -90,8 +90,8 @@ Param: TypeAlias = tuple[str, str | int | BoundTensorMap]
 @dataclass(frozen=True)
 class BoundLaunch:
     """A launch with numbers for expressions. `params` holds ("pointer", name), ("u32" | "u64", value) or ("tensor_map",
-    `BoundTensorMap`), in order. `passed_over`: the kernels that were preferred, and why each does not take this call, or those that
-    take it too, and how much longer they take. `variant`: the kernel's name in `emmy.variants`, if it has one."""
+    `BoundTensorMap`), in order. `passed_over`: the kernels that were preferred, and why each does not take this call, or those
+    that take it too, and how much longer they take. `variant`: its name in `emmy.variants`, if it has one."""
 
     image: str
     kernel: str

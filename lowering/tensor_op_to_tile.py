@@ -212,8 +212,9 @@ def _choices(group: Group, variant: Variant, base: str, names: set[str]) -> list
     choices: list[Choice] = []
     for one in competing:
         rows, columns, _ = one.schedule.block
+        split = f"_by{one.schedule.split_k}" if one.schedule.split_k > 1 else ""
         usual = group.matmul is not None and _schedule_of(group.matmul).data == one.schedule
-        name = _fresh(base if usual else f"{base}_{rows}x{columns}", names)
+        name = _fresh(base if usual else f"{base}_{rows}x{columns}{split}", names)
         choices.append(Choice(_kernel(name, group, variant, one.schedule), timed=one))
     return choices
 

@@ -83,10 +83,13 @@ class Host:
 
     def time(self, ctas: SSAValue, matmul: MatmulOp, timed: Timed) -> SSAValue:
         """What a product takes: waves of CTAs over the device x steps over K x time of a step (`Timed.time`)."""
-        emit, depth = self.emit, timed.schedule.block[2]
+        emit, split = self.emit, timed.schedule.split_k
+        depth = timed.schedule.block[2] * split
         if self.multiprocessors is None:
             self.multiprocessors = emit.value(SmCountOp())
             self.multiprocessors.name_hint = "sms"
+        if split > 1:
+            ctas = emit.value(arith.MuliOp(ctas, self.constant(split, f"c{split}")))
         waves = emit.value(arith.CeilDivUIOp(ctas, self.multiprocessors))
         waves.name_hint = "waves"
         size, axis = contraction_size(matmul)
