@@ -51,7 +51,7 @@ from xdsl.printer import Printer
 from xdsl.traits import MemoryReadEffect, MemoryWriteEffect, Pure
 from xdsl.utils.exceptions import VerifyException
 
-from emmy.dialects.async_copy import SlotType, find_pipeline, ring_name
+from emmy.dialects.async_copy_rings import SlotType, find_pipeline, ring_name
 from emmy.dialects.common import MapKindAttr, ReduceKindAttr, check_map, int_array, shape_text
 from emmy.dialects.tensor_op import AccumulateAttr, check_accumulate, check_matmul_types
 from emmy.dialects.tile_types import TileType, ViewType, check_box

@@ -15,6 +15,7 @@ from xdsl.ir import Operation
 
 from emmy.chained_schedules import CHAINED_ROWS, table_row
 from emmy.dialects import async_copy, tile
+from emmy.dialects.async_copy_rings import ring_name
 from emmy.dialects.common import DYNAMIC
 from emmy.dialects.tensor_op import CompositeOp, MatmulOp, accumulation_policy, tensor_type
 from emmy.dialects.tile import ScheduleAttr
@@ -97,7 +98,7 @@ def _copies(kernel: tile.KernelOp) -> dict[str, str]:
         transport = COPIES.get(type(op))
         if transport is not None:
             copy = cast(async_copy.TmaLoadOp, op)
-            found[f"{async_copy.ring_name(copy.slot)}.{copy.field.data}"] = transport
+            found[f"{ring_name(copy.slot)}.{copy.field.data}"] = transport
     return found
 
 

@@ -17,6 +17,7 @@ from xdsl.dialects.builtin import i64
 from xdsl.ir import Block, Operation, Region, SSAValue
 
 from emmy.dialects import async_copy, tile
+from emmy.dialects.async_copy_rings import ring_name
 from emmy.dialects.ptx import TensorMap, tma_load_name, tma_store_name
 from emmy.errors import EmmyError
 from emmy.layout.boxes import Boxes, plan_boxes
@@ -118,7 +119,7 @@ class EventLowering(LoweredValues):
 
     def ring_of(self, value: SSAValue) -> Ring:
         """The ring of a cursor or slot. Raises `EmmyError` if the text has no such pipeline."""
-        name = async_copy.ring_name(value)
+        name = ring_name(value)
         if name not in self.rings:
             op = value.owner if isinstance(value.owner, Operation) else value.owner.parent_op()
             raise EmmyError(f"the kernel has no pipeline @{name}", location_of(op))
@@ -214,19 +215,19 @@ class EventLowering(LoweredValues):
     def cp_async(self, op: async_copy.CpAsyncOp) -> None:
         """`cp.async` of a box."""
         field, slot = self.place(op.slot, op.field.data)
-        self.builder.comment(f"cp.async into @{async_copy.ring_name(op.slot)}.{op.field.data}")
+        self.builder.comment(f"cp.async into @{ring_name(op.slot)}.{op.field.data}")
         self.copies.cp_async(self.views[op.view], self.tile_offset(op.indices), field, slot, op.bytes.value.data)
 
     def plain_copy(self, op: async_copy.PlainCopyOp) -> None:
         """Loads and stores of a box, into shared memory."""
         field, slot = self.place(op.slot, op.field.data)
-        self.builder.comment(f"load into @{async_copy.ring_name(op.slot)}.{op.field.data}")
+        self.builder.comment(f"load into @{ring_name(op.slot)}.{op.field.data}")
         self.copies.plain_copy(self.views[op.view], self.tile_offset(op.indices), field, slot, op.bytes.value.data)
 
     def plain_store(self, op: async_copy.PlainStoreOp) -> None:
         """Loads and stores of a box, out of shared memory."""
         field, slot = self.place(op.slot, op.field.data)
-        self.builder.comment(f"store from @{async_copy.ring_name(op.slot)}.{op.field.data}")
+        self.builder.comment(f"store from @{ring_name(op.slot)}.{op.field.data}")
         self.copies.plain_store(self.views[op.view], self.tile_offset(op.indices), field, slot, op.bytes.value.data)
 
     def commit_group(self, op: async_copy.CommitGroupOp) -> None:
@@ -267,7 +268,7 @@ class EventLowering(LoweredValues):
         ring = self.ring_of(value)
         array = cast("Barriers | None", getattr(ring, which))
         if array is None:
-            raise EmmyError(f"@{async_copy.ring_name(value)} has no {which} mbarriers", location_of(op))
+            raise EmmyError(f"@{ring_name(value)} has no {which} mbarriers", location_of(op))
         base = self.builder.pure("shared_base")
         if isinstance(place, int):
             return base, array.start + place
@@ -377,14 +378,14 @@ class EventLowering(LoweredValues):
         """One load a box."""
         space = "shared_cta" if float(self.target.ptx_version) >= CTA_SHARED_SINCE else "shared_cluster"
         barrier, offset = self.mbarrier(op, op.slot, "full", self.pair(op.slot)[1])
-        self.builder.comment(f"TMA into @{async_copy.ring_name(op.slot)}.{op.field.data}")
+        self.builder.comment(f"TMA into @{ring_name(op.slot)}.{op.field.data}")
         for tensor_map, at, address, immediate in self.transfers(op):
             name = tma_load_name(len(at), space)
             self.emit_elected(name, (address, tensor_map, *at, barrier), (immediate, offset))
 
     def tma_store(self, op: async_copy.TmaStoreOp) -> None:
         """One store a box."""
-        self.builder.comment(f"TMA from @{async_copy.ring_name(op.slot)}.{op.field.data}")
+        self.builder.comment(f"TMA from @{ring_name(op.slot)}.{op.field.data}")
         for tensor_map, at, address, immediate in self.transfers(op):
             self.emit_elected(tma_store_name(len(at)), (tensor_map, *at, address), (immediate,))
 

@@ -7,7 +7,8 @@ from math import prod
 from xdsl.dialects.builtin import f32, i1
 from xdsl.ir import Block, Operation, SSAValue
 
-from emmy.dialects import async_copy, mma
+from emmy.dialects import mma
+from emmy.dialects.async_copy_rings import ring_name
 from emmy.lowering.ptx_addresses import ANYWHERE, SharedAddresses
 from emmy.lowering.ptx_builder import Builder
 from emmy.lowering.ptx_events import Convert, EventLowering
@@ -50,7 +51,7 @@ class FragmentLowering(EventLowering):
     def store(self, op: mma.StoreOp) -> None:
         """`stmatrix` or `st.shared`"""
         field, slot = self.place(op.slot, op.field.data)
-        self.builder.comment(f"fragments into @{async_copy.ring_name(op.slot)}.{op.field.data}")
+        self.builder.comment(f"fragments into @{ring_name(op.slot)}.{op.field.data}")
         self.fragments.store(op, self.registers(op.value), field, slot, self.offsets_in(op.indices))
 
     def store_global(self, op: mma.StoreGlobalOp) -> None:

@@ -13,6 +13,7 @@ from xdsl.ir import Attribute, Operation
 from xdsl.passes import ModulePass
 
 from emmy.dialects import async_copy, tile
+from emmy.dialects.async_copy_rings import ring_name
 from emmy.errors import EmmyError
 from emmy.layout import SharedLayout, shared_layout
 from emmy.locations import location_of
@@ -205,7 +206,7 @@ def uses_ring(op: Operation, ring: str) -> bool:
 def barrier_after(ops: Sequence[Operation], last: int, ring: str) -> int | None:
     """Lowered form: the first barrier after the last use of a ring, and after its TMA stores are done."""
     waiting = any(
-        isinstance(inner, async_copy.TmaStoreOp) and async_copy.ring_name(inner.slot) == ring
+        isinstance(inner, async_copy.TmaStoreOp) and ring_name(inner.slot) == ring
         for op in ops[: last + 1]
         for inner in op.walk()
     )

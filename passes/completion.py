@@ -16,6 +16,7 @@ from xdsl.ir import Block, Operation
 
 from emmy.dialects import async_copy as ac
 from emmy.dialects import mma
+from emmy.dialects.async_copy_rings import ring_name
 from emmy.passes.protocol import fail, ring_of
 
 
@@ -182,11 +183,11 @@ class Completion:
                 self._need(op, Need(arrive=True), state)  # nothing lies over its bytes
             else:
                 state.read |= {ring}
-        elif isinstance(op, mma.StoreOp) and ac.ring_name(op.slot) in self.outbound:
-            state.written |= {ac.ring_name(op.slot)}
-            state.unfenced |= {ac.ring_name(op.slot)}
+        elif isinstance(op, mma.StoreOp) and ring_name(op.slot) in self.outbound:
+            state.written |= {ring_name(op.slot)}
+            state.unfenced |= {ring_name(op.slot)}
         elif isinstance(op, ac.StoreOp):
-            self._store(op, ac.ring_name(op.slot), state)
+            self._store(op, ring_name(op.slot), state)
         elif isinstance(op, ac.DrainOp):
             self._drain(op, ring, state)
 

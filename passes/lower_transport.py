@@ -14,6 +14,7 @@ from xdsl.passes import ModulePass
 
 from emmy.dialects import async_copy as ac
 from emmy.dialects import mma
+from emmy.dialects.async_copy_rings import ring_name
 from emmy.dialects.tile import KernelOp, ViewType
 from emmy.passes.alignment import vector_bytes
 from emmy.passes.completion import Completion, Need, Way
@@ -114,17 +115,17 @@ def _moves(kernel: KernelOp, kind: str, strict: bool) -> dict[Operation, type[Mo
     """The event of every copy and store of a kernel. TMA empties a ring if it can make all stores from it."""
     moves: dict[Operation, type[Moves]] = {}
     in_place = {
-        (ac.ring_name(op.slot), op.field.data) for op in kernel.walk() if isinstance(op, mma.LoadOp) and op.in_place
+        (ring_name(op.slot), op.field.data) for op in kernel.walk() if isinstance(op, mma.LoadOp) and op.in_place
     }
     stores: dict[str, list[ac.StoreOp]] = {}
     for op in kernel.walk():
         if isinstance(op, ac.CopyOp):
-            read_in_place = (ac.ring_name(op.slot), op.field.data) in in_place
+            read_in_place = (ring_name(op.slot), op.field.data) in in_place
             by_tma = (kind == "tma" or read_in_place) and _by_tma(op, strict or read_in_place, read_in_place)
             by_cp_async = kind != "plain" and width(op) in CP_ASYNC_BYTES
             moves[op] = ac.TmaLoadOp if by_tma else ac.CpAsyncOp if by_cp_async else ac.PlainCopyOp
         elif isinstance(op, ac.StoreOp):
-            stores.setdefault(ac.ring_name(op.slot), []).append(op)
+            stores.setdefault(ring_name(op.slot), []).append(op)
     for ring in stores.values():
         by_tma = kind == "tma" and all([_by_tma(op, strict) for op in ring])
         moves |= {op: ac.TmaStoreOp if by_tma else ac.PlainStoreOp for op in ring}
@@ -142,7 +143,7 @@ def _by_tma(op: ac.CopyOp | ac.StoreOp, strict: bool, read_in_place: bool = Fals
         verb = "fill" if isinstance(op, ac.CopyOp) else "store"
         fail(
             op,
-            f"TMA cannot {verb} '{op.field.data}' of pipeline @{ac.ring_name(op.slot)}: {problem}; set {way}",
+            f"TMA cannot {verb} '{op.field.data}' of pipeline @{ring_name(op.slot)}: {problem}; set {way}",
         )
     return problem is None
 
@@ -170,7 +171,7 @@ class _Lowering:
         self.readers = {ring: role for role in self.roles for ring in _rings(role, ac.WaitOp)}
         self.ways = {ring: self._way(ring, op) for ring, op in self.pipelines.items()}
         loads = [op for op in kernel.walk() if isinstance(op, mma.LoadOp)]
-        self.read_by_lanes = {ac.ring_name(op.slot) for op in loads if op.in_place is None}
+        self.read_by_lanes = {ring_name(op.slot) for op in loads if op.in_place is None}
         self._activate()
         self.tickets = {ring: self._ticket_bytes(ring) for ring in self.pipelines}
         for ring in self.pipelines:
@@ -178,7 +179,7 @@ class _Lowering:
 
     def _moved(self, ring: str) -> Iterator[tuple[ac.CopyOp | ac.StoreOp, type[Moves]]]:
         for op, new in self.moves.items():
-            if isinstance(op, ac.CopyOp | ac.StoreOp) and ac.ring_name(op.slot) == ring:
+            if isinstance(op, ac.CopyOp | ac.StoreOp) and ring_name(op.slot) == ring:
                 yield op, new
 
     def _way(self, ring: str, pipeline: ac.PipelineOp) -> Way:
@@ -256,7 +257,12 @@ class _Lowering:
         """The barrier of a cluster counts the warps of all roles that have not ended: it is met where the others end."""
         for op in role.walk():
             ring = ring_of(op)
-            if ring is not None and self.ways[ring].cluster and op.parent_op() is not role and not isinstance(op, ac.SlotOp):
+            if (
+                ring is not None
+                and self.ways[ring].cluster
+                and op.parent_op() is not role
+                and not isinstance(op, ac.SlotOp)
+            ):
                 fail(op, f"pipeline @{ring} of a cluster is used once, and not in a loop or under a condition")
 
     def _replace(self, op: Operation, need: Need, emit: Emitter, loads: dict[Operation, list[ac.CopyOp]]) -> None:
@@ -300,7 +306,7 @@ class _Lowering:
             emit(ac.PlainCopyOp(op.view, list(op.indices), op.slot, op.field.data, width(op)))
         elif op in loads:
             # All of a ticket's loads at the place of the last one, where all their offsets are known.
-            expect = ac.ExpectTxOp(op.slot, self.tickets[ac.ring_name(op.slot)])
+            expect = ac.ExpectTxOp(op.slot, self.tickets[ring_name(op.slot)])
             _elect(emit, [expect, *(ac.TmaLoadOp(c.view, list(c.indices), c.slot, c.field.data) for c in loads[op])])
 
     def _store(self, op: ac.StoreOp, emit: Emitter) -> None:
@@ -329,7 +335,7 @@ class _Lowering:
         if not way.apart:
             return
         # What wgmma reads in place the async proxy itself has read by the time its products have been waited for.
-        if way.tma and ac.ring_name(op.slot) in self.read_by_lanes:
+        if way.tma and ring_name(op.slot) in self.read_by_lanes:
             emit(ac.FenceProxyAsyncOp())
         emit(ac.WarpSyncOp())
         emit(ac.ArriveEmptyOp(op.slot))

@@ -15,6 +15,7 @@ from xdsl.ir import Block, Operation, Region, SSAValue
 
 from emmy.dialects import async_copy as ac
 from emmy.dialects import mma
+from emmy.dialects.async_copy_rings import ring_name
 from emmy.dialects.tile import KernelOp
 from emmy.passes.constants import constant
 from emmy.passes.emitter import Emitter
@@ -138,7 +139,7 @@ class Merger:
             )
         if not all(is_cursor(arg) for arg in fills.iter_args):
             fail(fills, "an outer loop of the producer carries a value that is no cursor")
-        rings = [ac.ring_name(arg) for arg in fills.iter_args]
+        rings = [ring_name(arg) for arg in fills.iter_args]
 
         def body(inner: Emitter, iv: SSAValue) -> None:
             self.filled[fills.body.block.args[0]] = iv
@@ -377,7 +378,7 @@ class _Level:
         wanted: set[Operation] = set()
         for op in reversed(list(stream.body.ops)):
             copies = [inner for inner in op.walk() if isinstance(inner, ac.CopyOp)]
-            mine = [copy for copy in copies if ac.ring_name(copy.slot) == stream.ring]
+            mine = [copy for copy in copies if ring_name(copy.slot) == stream.ring]
             if mine and len(mine) != len(copies):
                 fail(
                     op,

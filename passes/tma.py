@@ -10,6 +10,7 @@ from xdsl.dialects.builtin import ArrayAttr, FixedBitwidthType
 from xdsl.ir import BlockArgument, SSAValue
 
 from emmy.dialects import async_copy as ac
+from emmy.dialects.async_copy_rings import find_pipeline, ring_name
 from emmy.dialects.common import DYNAMIC
 from emmy.dialects.tile import TileType, ViewType
 from emmy.layout import SharedLayout, shared_layout
@@ -24,7 +25,7 @@ MOST_DIMENSIONS = 5
 
 def field_of(op: ac.CopyOp | ac.StoreOp) -> TileType:
     """The tile that a copy or store moves."""
-    pipeline = ac.find_pipeline(op, ac.ring_name(op.slot))
+    pipeline = find_pipeline(op, ring_name(op.slot))
     assert pipeline is not None
     field = pipeline.field(op.field.data)
     assert field is not None

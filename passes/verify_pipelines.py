@@ -12,6 +12,7 @@ from xdsl.passes import ModulePass
 
 from emmy.dialects import async_copy as ac
 from emmy.dialects import mma
+from emmy.dialects.async_copy_rings import ring_name
 from emmy.dialects.tile import KernelOp
 from emmy.passes.holding import Holding, none_free
 from emmy.passes.protocol import EVENT_OPS, fail, is_cursor, is_inbound, pipelines_of, ring_of, steps
@@ -114,7 +115,7 @@ def _check_sides(kernel: KernelOp) -> None:
     pipelines = pipelines_of(kernel)
     for op in kernel.walk():
         if isinstance(op, ac.CopyOp | mma.StoreOp | ac.StoreOp | mma.LoadOp):
-            ring, outbound = ac.ring_name(op.slot), pipelines[ac.ring_name(op.slot)].outbound is not None
+            ring, outbound = ring_name(op.slot), pipelines[ring_name(op.slot)].outbound is not None
             reads = isinstance(op.slot.type, ac.SlotType) and op.slot.type.side.data == "read"
             if isinstance(op, mma.LoadOp) and not reads:
                 fail(
@@ -162,12 +163,12 @@ def _check_once(value: SSAValue) -> None:
     consumed = _walk(value, block, False, False)
     if not consumed and isinstance(value.type, ac.SlotType):
         verb = "committed" if value.type.side.data == "fill" else "released"
-        fail(where, f"a slot of pipeline @{ac.ring_name(value)} is not {verb} on every path")
+        fail(where, f"a slot of pipeline @{ring_name(value)} is not {verb} on every path")
 
 
 def _walk(value: SSAValue, block: Block, consumed: bool, in_loop: bool) -> bool:
     """Walk the uses in a block; is the value consumed at its end?"""
-    ring, thing = ac.ring_name(value), "cursor" if is_cursor(value) else "slot"
+    ring, thing = ring_name(value), "cursor" if is_cursor(value) else "slot"
     for op in block.ops:
         if value in op.operands:
             uses = list(op.operands).count(value)

@@ -7,6 +7,7 @@ import pytest
 
 from emmy import ir
 from emmy.dialects import async_copy as ac
+from emmy.dialects.async_copy_rings import ring_name
 from emmy.errors import EmmyError
 
 WHOLE = """
@@ -213,4 +214,4 @@ def test_the_constructors_build_what_the_text_says():
     assert acquire.next.type == begin.cursor.type
     assert wait.slot.type == slot.slot.type == ac.SlotType.get("ab", "read")
     assert commit.joined is not None
-    assert ac.ring_name(wait.next) == "ab"
+    assert ring_name(wait.next) == "ab"
