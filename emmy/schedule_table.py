@@ -214,8 +214,11 @@ SPILLS: dict[str, tuple[Spill, ...]] = {
 UNKNOWN_SIZE = 65536
 """What a `?` dimension counts as: large enough that full waves decide."""
 
-SAMPLED_SIZES = (1, 64, 128, 256, 512, 1024, 1536, 2048, 3072, 4096, 6144, 8192, 12288, 16384, UNKNOWN_SIZE)
-"""Of a `?` dimension, to find the tiles that are worth a kernel of their own."""
+SAMPLED_SIZES = (*range(64, 16384, 64), UNKNOWN_SIZE)
+"""Of a `?` dimension, to find the tiles that are worth a kernel of their own: every number of tiles, up to many waves."""
+
+SPARSE_SIZES = (*(64 * n for n in (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 48, 64, 96, 128, 256)), UNKNOWN_SIZE)
+"""The same of each of two."""
 
 WORTHWHILE = 1.02
 """How many times as long all other kernels take, at a sampled size, where another one is worth compiling."""
@@ -343,7 +346,7 @@ def _sampled_sizes(product: Product) -> list[tuple[int, int, int, int]]:
     """m, n, batch and k of some products. Many count as many rows: a batch that is `?` is sampled where m and n are known."""
     whole = None not in (product.m, product.n)
     rows, columns, batches = (
-        SAMPLED_SIZES if size is None and sampled else (1 if size is None else size,)
+        sizes if size is None and sampled else (1 if size is None else size,)
         for size, sampled in ((product.m, True), (product.n, True), (product.batch, whole))
     )
     k = product.sizes()[-1]
@@ -360,3 +363,4 @@ def _spills(schedule: Schedule, target: Target, partial: int, wide: bool) -> boo
     transport = transport_on(schedule, target)
     copies = "narrow" if not wide else "tma" if transport == "tma" else "threads"
     return any(spill.meets(schedule, copies, partial) for spill in SPILLS[target.name])
+    sizes = SPARSE_SIZES if product.m is None and product.n is None else SAMPLED_SIZES
