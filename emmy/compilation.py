@@ -18,7 +18,8 @@ from emmy.explain import Places, kernel_schedules, pinned_products, schedule_rea
 from emmy.files import write_file
 from emmy.function_checks import check_functions, nothing_to_compile
 from emmy.ir import as_emmy_error, make_context, parse_attribute, parse_module, print_module, verify_module
-from emmy.launch_plan import Facts, KernelFacts, kernel_facts, level1_facts, plan_entries
+from emmy.launch_facts import Facts, KernelFacts, kernel_facts, level1_facts
+from emmy.launch_plan import plan_entries
 from emmy.locations import show_error
 from emmy.options import Options
 from emmy.pipelines import LEVELS, Step, has_work, level_of, pipeline_for

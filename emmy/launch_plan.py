@@ -4,298 +4,26 @@ A host function (`tile.dim`, `arith`, `tile.alloc`, `tile.launch`, `func.return`
 an expression over the arguments' shapes, a tensor is a buffer with a name. Together with the parameters that each
 `ptx.kernel` describes this gives the entries of `emmy.artefact`.
 
-Two facts are known at other levels only and are collected there: which sizes must agree and how much work there is
-(level 1: `level1_facts`); how tensors must lie, which the views say, and how wide the copies are, hence how aligned the
-bases must be (level 3: `kernel_facts`).
+What is known at other levels only, `emmy.launch_facts` collects there.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any, TypeAlias, cast
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, cast
 
 from xdsl.dialects import arith, func
-from xdsl.dialects.builtin import ArrayAttr, IntegerAttr, ModuleOp, StringAttr, TensorType
+from xdsl.dialects.builtin import ArrayAttr, IntegerAttr, ModuleOp, TensorType
 from xdsl.ir import Attribute, Operation, SSAValue
 
-from emmy.dialects import async_copy, mma, ptx, tensor_op, tile
+from emmy.dialects import ptx, tile
 from emmy.dialects.common import DYNAMIC
 from emmy.errors import EmmyError
-from emmy.launch_specs import (
-    DTYPES,
-    ArgumentSpec,
-    BufferSpec,
-    CheckSpec,
-    EntrySpec,
-    LaunchSpec,
-    TensorMapSpec,
-    WantedSpec,
-)
+from emmy.launch_expressions import ARITHMETIC, Expression, Sizes, ceildiv, floordiv, multiply
+from emmy.launch_facts import DEFAULT_ALIGN, Facts, KernelFacts, argument_names, argument_sizes, fresh_name
+from emmy.launch_specs import DTYPES, ArgumentSpec, BufferSpec, EntrySpec, LaunchSpec, TensorMapSpec, WantedSpec
 from emmy.locations import location_of
-from emmy.variants import PREFERRED, VARIANT
-
-Expression: TypeAlias = Any
-"""An integer, or a nested list as `emmy.artefact` defines it."""
-
-Sizes: TypeAlias = tuple[Expression, ...]
-
-DEFAULT_ALIGN = 16
-"""Bytes; the base alignment of arguments of kernels that came as level-4 text, which does not say what they need."""
-
-
-# ---- expressions -----------------------------------------------------------------------------------------------------
-
-
-def _operation(expression: Expression) -> str | None:
-    """The operation of an expression that is not a number."""
-    return str(expression[0]) if not isinstance(expression, int) else None
-
-
-def add(*terms: Expression) -> Expression:
-    """The sum, constants folded."""
-    constant = sum(t for t in terms if isinstance(t, int))
-    rest = [t for t in terms if not isinstance(t, int)]
-    if not rest:
-        return constant
-    terms = (*rest, constant) if constant else tuple(rest)
-    return terms[0] if len(terms) == 1 else ["add", *terms]
-
-
-def multiply(*factors: Expression) -> Expression:
-    """The product, flattened, constants folded."""
-    constant, rest = 1, list[Expression]()
-    for factor in factors:
-        for part in factor[1:] if _operation(factor) == "mul" else [factor]:
-            if isinstance(part, int):
-                constant *= part
-            else:
-                rest.append(part)
-    if not rest or constant == 0:
-        return constant
-    factors = (constant, *rest) if constant != 1 else tuple(rest)
-    return factors[0] if len(factors) == 1 else ["mul", *factors]
-
-
-def _binary(name: str, fold: Callable[[int, int], int]) -> Callable[[Expression, Expression], Expression]:
-    def build(a: Expression, b: Expression) -> Expression:
-        return fold(a, b) if isinstance(a, int) and isinstance(b, int) else [name, a, b]
-
-    return build
-
-
-def _divide(name: str, fold: Callable[[int, int], int]) -> Callable[[Expression, Expression], Expression]:
-    def build(a: Expression, b: Expression) -> Expression:
-        if b == 1:
-            return a
-        return fold(a, b) if isinstance(a, int) and isinstance(b, int) and b else [name, a, b]
-
-    return build
-
-
-_ceildiv = _divide("ceildiv", lambda a, b: -(-a // b))
-_floordiv = _divide("floordiv", lambda a, b: a // b)
-_minimum, _maximum = _binary("min", min), _binary("max", max)
-
-ARITHMETIC: dict[type[Operation], Callable[[Expression, Expression], Expression]] = {
-    arith.AddiOp: add,
-    arith.SubiOp: _binary("sub", lambda a, b: a - b),
-    arith.MuliOp: multiply,
-    arith.CeilDivUIOp: _ceildiv,
-    arith.CeilDivSIOp: _ceildiv,
-    arith.DivUIOp: _floordiv,
-    arith.DivSIOp: _floordiv,
-    arith.FloorDivSIOp: _floordiv,
-    arith.MinUIOp: _minimum,
-    arith.MinSIOp: _minimum,
-    arith.MaxUIOp: _maximum,
-    arith.MaxSIOp: _maximum,
-}
-"""Host index arithmetic. Sizes are never negative, so signed and unsigned forms agree."""
-
-
-# ---- level 1: which sizes agree, how much work -----------------------------------------------------------------------
-
-
-@dataclass
-class Facts:
-    """What level 1 knows about a function: conditions on `?` sizes, and the work that it does."""
-
-    checks: list[CheckSpec] = field(default_factory=list[CheckSpec])
-    work: dict[str, Any] = field(default_factory=dict[str, Any])
-
-
-def level1_facts(module: ModuleOp) -> dict[str, Facts]:
-    """`Facts` of every function of a level-1 module, by name."""
-    functions = [op for op in module.body.block.ops if isinstance(op, func.FuncOp)]
-    return {f.sym_name.data: _function_facts(f) for f in functions if len(f.body.blocks) == 1}
-
-
-def _function_facts(function: func.FuncOp) -> Facts:
-    facts = Facts()
-    names = argument_names(function)
-    shapes: dict[SSAValue, Sizes] = {
-        arg: argument_sizes(name, arg.type) for name, arg in zip(names, function.body.block.args, strict=True)
-    }
-    works: list[dict[str, Any]] = []
-    for op in function.body.block.ops:
-        if isinstance(op, tensor_op.MatmulOp):
-            shapes[op.result], work = _matmul_facts(op, shapes, facts)
-            works.append(work)
-        elif isinstance(op, tensor_op.MapOp | tensor_op.CastOp):
-            shapes[op.results[0]] = _elementwise_sizes(op, shapes, facts)
-        elif isinstance(op, tensor_op.CompositeOp):
-            known = op.sizes([shapes[operand] for operand in op.operands])
-            shapes.update(zip(op.results, known.results, strict=True))
-            for left, right, message in known.equal:
-                _require_equal(facts, left, right, message)
-            works.append({"kind": "composite", "flops": multiply(*known.flops)})
-    facts.work = _total_work(function, works)
-    return facts
-
-
-def _matmul_facts(op: tensor_op.MatmulOp, shapes: dict[SSAValue, Sizes], facts: Facts) -> tuple[Sizes, dict[str, Any]]:
-    transpose_a, transpose_b = op.transpose_a is not None, op.transpose_b is not None
-    a, b = shapes[op.a], shapes[op.b]
-    m, ka = (a[-1], a[-2]) if transpose_a else (a[-2], a[-1])
-    n, kb = (b[-2], b[-1]) if transpose_b else (b[-1], b[-2])
-    _require_equal(facts, ka, kb, "the matmul contracts sizes of its operands that must be equal")
-    for left, right in zip(a[:-2], b[:-2], strict=True):
-        _require_equal(facts, left, right, "the matmul has batch sizes of its operands that must be equal")
-    batch = multiply(*a[:-2])
-    work = {
-        "kind": "matmul",
-        "m": m,
-        "n": n,
-        "k": ka,
-        "batch": batch,
-        "transpose_a": transpose_a,
-        "transpose_b": transpose_b,
-        "flops": multiply(2, batch, m, n, ka),
-    }
-    return (*a[:-2], m, n), work
-
-
-def _elementwise_sizes(op: Operation, shapes: dict[SSAValue, Sizes], facts: Facts) -> Sizes:
-    """Sizes of a map's or cast's result; `?` sizes of its operands do not broadcast, so they must agree."""
-    declared = cast("TensorType[Attribute]", op.results[0].type).get_shape()
-    sizes: list[Expression] = [None if s == DYNAMIC else s for s in declared]
-    for operand in op.operands:
-        given = shapes[operand]
-        skip = len(sizes) - len(given)
-        for axis, size in enumerate(given, skip):
-            if size == 1:
-                continue
-            if sizes[axis] is None:
-                sizes[axis] = size
-            _require_equal(facts, size, sizes[axis], "an elementwise operation has operands whose sizes must be equal")
-    return tuple(1 if size is None else size for size in sizes)
-
-
-def _require_equal(facts: Facts, left: Expression, right: Expression, message: str) -> None:
-    """Add the condition unless it holds by construction."""
-    if left != right and not (isinstance(left, int) and isinstance(right, int)):
-        if isinstance(left, int):
-            left, right = right, left
-        text = f"{message}: {describe(left)} and {describe(right)}"
-        check: CheckSpec = {"value": left, "equals": right, "message": text}
-        if check not in facts.checks:
-            facts.checks.append(check)
-
-
-def describe(expression: Expression) -> str:
-    """An expression in words: `dimension 1 of 'a'`."""
-    if _operation(expression) == "dim":
-        return f"dimension {expression[2]} of '{expression[1]}'"
-    return str(expression)
-
-
-def _total_work(function: func.FuncOp, works: list[dict[str, Any]]) -> dict[str, Any]:
-    """One matmul of the two arguments is told apart, since its result can be compared with a library's."""
-    ops = list(function.body.block.ops)
-    args = list(function.body.block.args)
-    first = ops[0] if ops else None
-    if len(ops) == 2 and isinstance(first, tensor_op.MatmulOp) and [first.a, first.b] == args:
-        return works[0]
-    return {"kind": "composite", "flops": add(*(work["flops"] for work in works))}
-
-
-# ---- level 3: what the copies need -----------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class KernelFacts:
-    """`widths`: for each view argument of a kernel, the widest access to it in bytes. `opt_level`: of ptxas. `views`: the
-    types of these arguments; without them, they are row-major. `variant`: which one of `emmy.variants` the kernel is."""
-
-    widths: tuple[int, ...]
-    opt_level: int
-    views: tuple[tile.ViewType, ...] = ()
-    variant: str = PREFERRED
-
-
-def kernel_facts(module: ModuleOp) -> dict[str, KernelFacts]:
-    """`KernelFacts` of every `tile.kernel`, by name; the module is at level 3, with transports lowered."""
-    facts: dict[str, KernelFacts] = {}
-    for kernel in module.body.block.ops:
-        if isinstance(kernel, tile.KernelOp):
-            widths = tuple(_widest_access(arg) for arg in kernel.block.args)
-            views = tuple(cast(tile.ViewType, arg.type) for arg in kernel.block.args)
-            opt_level = kernel.schedule.data.opt_level if kernel.schedule is not None else 3
-            variant = kernel.attributes.get(VARIANT)
-            name = variant.data if isinstance(variant, StringAttr) else PREFERRED
-            facts[kernel.sym_name.data] = KernelFacts(widths, opt_level, views, name)
-    return facts
-
-
-def _widest_access(view: SSAValue) -> int:
-    """Bytes. A fragment goes straight to and from memory by pairs of elements at most (`ptx_fragments`)."""
-    type_ = cast(tile.ViewType, view.type)
-    itemsize = DTYPES[str(type_.element_type)].itemsize
-    widest = itemsize
-    for use in view.uses:
-        op = use.operation
-        if isinstance(op, async_copy.CpAsyncOp | async_copy.PlainCopyOp | async_copy.PlainStoreOp):
-            widest = max(widest, op.bytes.value.data)
-        elif isinstance(op, async_copy.TmaLoadOp | async_copy.TmaStoreOp):
-            widest = max(widest, DEFAULT_ALIGN)
-        elif isinstance(op, tile.SliceOp):
-            widest = max(widest, _widest_access(op.result))
-        elif isinstance(op, mma.StoreGlobalOp | mma.LoadGlobalOp) and _in_pairs(type_):
-            widest = max(widest, 2 * itemsize)
-    return widest
-
-
-def _in_pairs(view: tile.ViewType) -> bool:
-    """Whether two neighbouring elements of a view may be one access: rows and strides that are known to be even."""
-    *outer, inner = view.get_strides()
-    counts = (view.get_shape()[-1], *outer)
-    return inner == 1 and all(count != DYNAMIC and count % 2 == 0 for count in counts)
-
-
-# ---- the host function -----------------------------------------------------------------------------------------------
-
-
-def argument_names(function: func.FuncOp) -> list[str]:
-    """A distinct name for each argument: that of the text, or `argN`."""
-    names: list[str] = []
-    for index, arg in enumerate(function.body.block.args):
-        names.append(_fresh(arg.name_hint or f"arg{index}", names))
-    return names
-
-
-def _fresh(name: str, taken: Sequence[str]) -> str:
-    candidate, number = name, 1
-    while candidate in taken:
-        candidate, number = f"{name}_{number}", number + 1
-    return candidate
-
-
-def argument_sizes(name: str, type_: Attribute) -> Sizes:
-    """The sizes of an argument: numbers, and `["dim", name, axis]` for `?`."""
-    if not isinstance(type_, TensorType):
-        return ()
-    return tuple(["dim", name, i] if s == DYNAMIC else s for i, s in enumerate(type_.get_shape()))
 
 
 @dataclass(frozen=True)
@@ -377,7 +105,7 @@ class HostEvaluator:
         taken = [buffer.name for buffer in self.buffers.values()]
         for op in self.function.body.block.ops:
             if isinstance(op, tile.AllocOp):
-                self.names[op.result] = _fresh(op.result.name_hint or "out", taken)
+                self.names[op.result] = fresh_name(op.result.name_hint or "out", taken)
                 taken.append(self.names[op.result])
 
     def element_type(self, value: SSAValue) -> str:
@@ -395,7 +123,7 @@ class HostEvaluator:
     def compute(self, op: Operation) -> Expression:
         """The value of index arithmetic."""
         build, operands = ARITHMETIC[type(op)], [self.indices[operand] for operand in op.operands]
-        if build in (_ceildiv, _floordiv) and isinstance(operands[1], int) and operands[1] < 1:
+        if build in (ceildiv, floordiv) and isinstance(operands[1], int) and operands[1] < 1:
             raise EmmyError(f"{op.name} by {operands[1]}; divisors are positive", location_of(op))
         return build(*operands)
 

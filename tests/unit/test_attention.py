@@ -11,7 +11,7 @@ from emmy.compilation import lower
 from emmy.errors import EmmyError
 from emmy.interpreters import level1, level2
 from emmy.ir import make_context, parse_module, print_module, verify_module
-from emmy.launch_plan import level1_facts
+from emmy.launch_facts import level1_facts
 from emmy.lowering.composites import composite_ops
 from emmy.lowering.tensor_op_to_tile import LowerTensorOp
 from emmy.options import Options

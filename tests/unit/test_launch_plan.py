@@ -10,7 +10,9 @@ import emmy
 from emmy.artefact import ArrayInfo, bind
 from emmy.errors import EmmyError
 from emmy.ir import parse_module, verify_module
-from emmy.launch_plan import Facts, KernelFacts, add, kernel_facts, level1_facts, multiply, plan_entries
+from emmy.launch_expressions import add, multiply
+from emmy.launch_facts import Facts, KernelFacts, kernel_facts, level1_facts
+from emmy.launch_plan import plan_entries
 
 KERNEL = """ptx.kernel @k({args}) threads 256 min_ctas 1 shared_bytes 1024 params [{params}] {{
 }}
