@@ -236,6 +236,7 @@ _ACCESSES: tuple[tuple[str, str], ...] = (
     ("v4.b32", "rrrr"),
     ("f32", "f"),
     ("v2.f32", "ff"),
+    ("v4.f32", "ffff"),
 )
 """Widths of plain loads and stores, and the registers that they move."""
 
@@ -337,8 +338,8 @@ def _cluster_rows() -> list[Row]:
         Row("mapa", "r", "rr", (), "mapa.shared::cluster.u32 $0, $1, $2", pure=True, literals=True, needs="tma")
     )
     rows.extend(Row(name, "", "", (), text, needs=needs) for name, text, needs in _CLUSTER_SYNCHRONISATION)
-    load = "ld.shared::cluster.v2.f32 {$0,$1}, [$2+$3]"
-    rows.append(Row("ld_shared_cluster_v2_f32", "ff", "r", ("offset",), load, needs="clusters"))
+    load = "ld.shared::cluster.v4.f32 {$0,$1,$2,$3}, [$4+$5]"
+    rows.append(Row("ld_shared_cluster_v4_f32", "ffff", "r", ("offset",), load, needs="clusters"))
     remote = "mbarrier.arrive.shared::cluster.b64 _, [$0+$1]"
     rows.append(Row("mbarrier_arrive_remote", "", "r", ("offset",), remote, needs="tma"))
     for rank in range(1, 6):

@@ -36,11 +36,15 @@ def element_bytes(type_: tile.TileType | tile.ViewType) -> int:
 
 @dataclass(frozen=True)
 class SharedField:
-    """A field of a pipeline: where slot 0 holds it (bytes from the start of shared memory), and how it lies there."""
+    """A field of a pipeline: where slot 0 holds it (bytes from the start of shared memory), and how it lies there.
+
+    `in_blocks`: as `ptx_clusters` says, and not as `layout` does.
+    """
 
     start: int
     layout: SharedLayout
     shape: tuple[int, ...]
+    in_blocks: bool = False
 
 
 @dataclass(frozen=True)
@@ -75,7 +79,7 @@ def make_ring(op: async_copy.PipelineOp) -> Ring:
         rows = int(np.prod(shape[:-1]))
         layout = shared_layout(rows, shape[-1], element_bytes(type_), cast(Swizzle, span or "none"))
         offset = cast(IntegerAttr, op.offsets.data[name]).value.data
-        fields[name] = SharedField(op.base.value.data + offset, layout, shape)
+        fields[name] = SharedField(op.base.value.data + offset, layout, shape, op.cluster is not None)
     full, empty = (_barriers(op, name) for name in ("full", "empty"))
     return Ring(op.stages.value.data, op.slot_bytes.value.data, fields, full, empty)
 

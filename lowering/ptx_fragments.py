@@ -28,6 +28,7 @@ from emmy.lowering.ptx_addresses import (
     room_of_fragment,
 )
 from emmy.lowering.ptx_builder import Builder, Condition, Number
+from emmy.lowering.ptx_clusters import blocks, load_blocks, store_blocks
 from emmy.lowering.ptx_maps import FragmentMaps, lane_position
 from emmy.lowering.ptx_shapes import FLOAT_DTYPES, Registers, Shape, element_coordinates, shape_of
 from emmy.targets import Target
@@ -64,13 +65,16 @@ class Fragments(FragmentMaps):
     ) -> Registers:
         """A fragment from a field; `at` is the warp's element offset in the field as stored."""
         shape = shape_of(op.result.type)
+        if field.in_blocks:
+            places = blocks(self.builder, self.lane, shape, field, slot, at, op)
+            return load_blocks(self.builder, None if op.rank is None else op.rank.value.data, places)
         if shape.per_register > 1 and shape.rows > 1 and shape.cols > 1:
             if transposed and not shape.packed:
                 raise EmmyError(K_MAJOR_ONLY, location_of(op))
             return self._load_matrices(shape, field, slot, at, transposed)
         if transposed or shape.place != "c":
             raise EmmyError(f"no instruction loads the fragment {op.result.type} from shared memory", location_of(op))
-        return self._load_pairs(shape, field, slot, at, op)
+        return self._load_pairs(shape, field, slot, at)
 
     def _load_matrices(
         self, shape: Shape, field: SharedField, slot: Number, at: tuple[Number, Number], transposed: bool
@@ -102,12 +106,9 @@ class Fragments(FragmentMaps):
             lane_expression(self.builder, self.lane, plan.cols),
         )
 
-    def _load_pairs(
-        self, shape: Shape, field: SharedField, slot: Number, at: tuple[Number, Number], op: mma.LoadOp
-    ) -> Registers:
+    def _load_pairs(self, shape: Shape, field: SharedField, slot: Number, at: tuple[Number, Number]) -> Registers:
         """A c fragment by plain loads: two neighbouring columns at once where there are two."""
-        if op.rank is not None:
-            return self._load_of_cta(shape, field, slot, at, op)
+
         b, lanes = self.builder, lane_position(self.builder, self.lane, shape)
         coordinates = element_coordinates(shape.rows, shape.cols, shape.place, shape.atom)
         registers: Registers = []
@@ -123,19 +124,6 @@ class Fragments(FragmentMaps):
             registers.extend(b.emit(name, (address.register,), (address.immediate,)).results)
         return registers
 
-    def _load_of_cta(
-        self, shape: Shape, field: SharedField, slot: Number, at: tuple[Number, Number], op: mma.LoadOp
-    ) -> Registers:
-        """The same of f32 columns from the slot of a CTA of the cluster."""
-        if shape.dtype != "f32" or shape.cols == 1 or op.rank is None:
-            raise EmmyError(f"no instruction loads the fragment {op.result.type} of another CTA", location_of(op))
-        b, lanes = self.builder, lane_position(self.builder, self.lane, shape)
-        registers: Registers = []
-        for steps in element_coordinates(shape.rows, shape.cols, shape.place, shape.atom)[::2]:
-            address = self.shared.address(field, slot, lanes, at, steps)
-            there = b.pure("mapa", address.register, op.rank.value.data)
-            registers.extend(b.emit("ld_shared_cluster_v2_f32", (there,), (address.immediate,)).results)
-        return registers
 
     def _pair_up(self, halves: Registers) -> Registers:
         """16-bit registers as 32-bit ones; a lone last one fills both halves."""
@@ -149,6 +137,9 @@ class Fragments(FragmentMaps):
         b, shape = self.builder, shape_of(op.value.type)
         if shape.place != "c" or 1 in (shape.rows, shape.cols) or shape.dtype not in FLOAT_DTYPES:
             raise EmmyError(f"no instruction stores the fragment {op.value.type} to shared memory", location_of(op))
+        if field.in_blocks:
+            store_blocks(b, registers, blocks(b, self.lane, shape, field, slot, at, op))
+            return
         if shape.packed and self.target.stmatrix and shape.cols % MATRIX == 0:
             self._store_matrices(shape, registers, field, slot, at)
             return

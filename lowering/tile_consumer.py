@@ -44,6 +44,8 @@ class ConsumerHalf:
     carried: list[Ring | Outbound | End] = field(default_factory=list["Ring | Outbound | End"])
     held: dict[tile.DotOp, list[SSAValue]] = field(default_factory=dict[tile.DotOp, list[SSAValue]])
     """Fragments of operands a, by k-step, that were loaded before the loop."""
+    shared_slots: list[tuple[Exchange, SSAValue]] = field(default_factory=list[tuple[Exchange, SSAValue]])
+    """Slots that the CTAs of a cluster read of each other."""
 
     def build(self, block: Block) -> None:
         """Fill the consumer's block."""
@@ -57,10 +59,7 @@ class ConsumerHalf:
             self.begin(op, emit.at(op))
             self.convert(op, emit.at(op))
             self.end(op, emit.at(op))
-        for one in self.plan.exchanges.values():
-            if one.ctas > 1:
-                # Other CTAs may read this one's slot until the end.
-                emit.at(one.use)(async_copy.DrainOp(one.name))
+        self.end_clusters(emit)
         for new in self.prelude:
             new.location = kernel.location
         if block.first_op is None:
@@ -87,11 +86,25 @@ class ConsumerHalf:
             if self.plan.outermost(ring.last_use) is op:
                 emit(async_copy.DrainOp(ring.name))
         for out in self.plan.outbound.values():
-            if self.plan.outermost(out.store) is op:
+            if self.plan.outermost(out.store) is op and not self.shared_slots:
                 emit(async_copy.DrainOp(out.name))
         for one in self.plan.exchanges.values():
             if self.plan.outermost(one.use) is op and one.ctas == 1:
                 emit(async_copy.DrainOp(one.name))
+
+    def end_clusters(self, emit: Emitter) -> None:
+        """Release the slots that the CTAs of a cluster read of each other, and wait until none of them reads this CTA's.
+
+        Releases wait for all memory of a thread: they stand under the wait for what leaves, which takes longer.
+        """
+        if not self.shared_slots:
+            return
+        for one, slot in self.shared_slots:
+            emit.at(one.use)(async_copy.ReleaseOp(slot))
+        for out in self.plan.outbound.values():
+            emit.at(out.store)(async_copy.DrainOp(out.name))
+        for one, _ in self.shared_slots:
+            emit.at(one.use)(async_copy.DrainOp(one.name))
 
     def convert(self, op: Operation, emit: Emitter) -> None:
         """One op of level 2, with the waits before it and the releases after it."""
@@ -286,7 +299,7 @@ class ConsumerHalf:
         total = parts[0]
         for part in parts[1:]:
             total = emit.value(mma.MapOp(MapKindAttr(MapKind.ADD), [total, part], type_))
-        emit(async_copy.ReleaseOp(slot))
+        self.shared_slots.append((one, slot))
         self.define(op.result, total)
 
     def coord(self, op: tile.CoordOp, emit: Emitter) -> None:

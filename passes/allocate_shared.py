@@ -117,7 +117,9 @@ def lay_out(ring: async_copy.PipelineOp) -> None:
     for name, type_ in ring.fields.data.items():
         layout = field_layout(cast(tile.TileType, type_))
         at = round_up(at, layout.alignment)
-        offsets[name], swizzles[name] = IntegerAttr(at, i64), IntegerAttr(layout.swizzle, i64)
+        # What the CTAs of a cluster exchange lies as it does in registers.
+        swizzle = 0 if ring.cluster is not None else layout.swizzle
+        offsets[name], swizzles[name] = IntegerAttr(at, i64), IntegerAttr(swizzle, i64)
         at += layout.size_bytes
         alignment = max(alignment, layout.alignment)
     ring.slot_bytes = IntegerAttr(round_up(at, alignment), i64)
