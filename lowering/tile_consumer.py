@@ -12,7 +12,7 @@ from xdsl.ir import Block, Operation, SSAValue
 
 from emmy.atoms import Atom, accumulator_feeds, any_atom, get_atom
 from emmy.dialects import async_copy, mma, tile
-from emmy.dialects.common import MapKind, MapKindAttr
+from emmy.dialects.common import Index, MapKind, MapKindAttr
 from emmy.dialects.tensor_op import EIGHT_BITS, K_MAJOR_ONLY, AccumulateAttr, contraction
 from emmy.errors import EmmyError
 from emmy.locations import located, location_of
@@ -51,7 +51,7 @@ class ConsumerHalf:
         """Fill the consumer's block."""
         kernel, emit = self.plan.kernel, Emitter(block, self.plan.kernel)
         for op in self.plan.staying:
-            if isinstance(op, arith.ConstantOp) and isinstance(op.value, IntegerAttr) and op.result.type == mma.Index:
+            if isinstance(op, arith.ConstantOp) and isinstance(op.value, IntegerAttr) and op.result.type == Index:
                 self.constants.setdefault(op.value.value.data, op.result)
         for op in kernel.block.ops:
             if op in self.plan.staying:
@@ -141,7 +141,7 @@ class ConsumerHalf:
     def constant(self, number: int) -> SSAValue:
         """An index constant, made once."""
         if number not in self.constants:
-            op = arith.ConstantOp(IntegerAttr(number, mma.Index))
+            op = arith.ConstantOp(IntegerAttr(number, Index))
             self.prelude.append(op)
             self.constants[number] = hint(op.result, f"c{number}")
         return self.constants[number]

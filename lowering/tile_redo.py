@@ -28,6 +28,7 @@ from xdsl.traits import is_side_effect_free
 
 from emmy.atoms import get_atom
 from emmy.dialects import mma, tile
+from emmy.dialects.common import Index
 from emmy.dialects.tensor_op import contraction
 from emmy.errors import EmmyError
 from emmy.locations import location_of
@@ -104,7 +105,7 @@ class Redo:
         ta, tb = op.transpose_a is not None, op.transpose_b is not None
         m, n, k, _ = contraction(a.get_shape(), b.get_shape(), ta, tb)
         step, (rows, cols) = get_atom(held.atom.data, "f16", "f32").k, held.get_shape()
-        body = Block(arg_types=[mma.Index, held])
+        body = Block(arg_types=[Index, held])
         inner, at = emit.inside(body), body.args[0]
         types = [
             mma.FragmentType.get((size, step), a.element_type, place, held.atom.data)
