@@ -79,7 +79,7 @@ def _step(module: ModuleOp, op: Operation, values: dict[SSAValue, Any], run_kern
         run_kernel(kernel, [cast(Array, values[a]) for a in op.args], int(values[op.ctas]))
     elif isinstance(op, tile.DispatchOp):
         arrays = [cast(Array, values[a]) for a in op.args]
-        position, kernel, arrays = _choose(module, op, arrays)
+        position, kernel, arrays = _choose(module, op, arrays, [int(values[time]) for time in op.times])
         run_kernel(kernel, arrays, int(values[op.ctas[position]]))
     else:
         result = evaluate_scalar(op, [values[v] for v in op.operands])
@@ -88,9 +88,14 @@ def _step(module: ModuleOp, op: Operation, values: dict[SSAValue, Any], run_kern
         values[op.results[0]] = result
 
 
-def _choose(module: ModuleOp, op: tile.DispatchOp, tensors: Sequence[Array]) -> tuple[int, Operation, list[Array]]:
-    """The first kernel whose views the arrays are, as they lie in memory; its position, and the arrays as it gets them."""
-    for position, (name, transposed) in enumerate(zip(op.names, op.get_transposed(), strict=True)):
+def _choose(
+    module: ModuleOp, op: tile.DispatchOp, tensors: Sequence[Array], times: Sequence[int]
+) -> tuple[int, Operation, list[Array]]:
+    """The first kernel whose views the arrays are, as they lie in memory, those with `times` in the order of these; its
+    position, and the arrays as it gets them."""
+    timed = sorted(range(len(times)), key=lambda position: times[position])
+    for position in (*timed, *range(len(times), len(op.names))):
+        name, transposed = op.names[position], op.get_transposed()[position]
         arrays = [t.swapaxes(-1, -2) if number in transposed else t for number, t in enumerate(tensors)]
         kernel = find_symbol(module, name)
         if not isinstance(kernel, tile.KernelOp):
