@@ -65,8 +65,9 @@ class Chain:
 class ChainRow:
     """A row of the table: the schedule of chains up to this depth and width; if `rows` is given, of so few rows; if `ranged` is,
     of such chains; with `tiles`, of so many blocks of its rows at least, or of an unknown number. `f16_sums`: whether it has
-    registers for a product that is summed in f16 first. `alone`: of chains that have three tensors of one size for all batches,
-    which TMA moves.
+    registers for a product that is summed in f16 first. `plain`: of chains that have three tensors of one size for all batches:
+    addresses of others take registers that it has not; `alone`: of such chains, where TMA moves the tensors. `wider`: of chains
+    with further tensors.
     `rate`: how fast its products are where there are many tiles, among the rows of its depth that have one; 0 for none.
 
     The schedule's block[2] stands for the depth of the chain.
@@ -78,7 +79,9 @@ class ChainRow:
     ranged: bool | None = None
     f16_sums: bool = True
     tiles: int = 0
+    plain: bool = False
     alone: bool = False
+    wider: bool = False
     rate: float = 0.0
 
     def fits(self, chain: Chain) -> bool:
@@ -87,8 +90,10 @@ class ChainRow:
         alike = self.ranged in (None, chain.ranged) and (self.f16_sums or not chain.max_k)
         known = chain.rows is not None and chain.batches is not None
         enough = not known or (chain.batches or 0) * -(-(chain.rows or 0) // self.schedule.block[0]) >= self.tiles
-        alone = not self.alone or (chain.wide and not (chain.tensors or chain.ragged or chain.page))
-        return few and alike and enough and alone and max(chain.depth, chain.width) <= self.most
+        plain = not (chain.tensors or chain.ragged or chain.page)
+        whose = (plain or not self.plain) and ((plain and chain.wide) or not self.alone)
+        whose = whose and (bool(chain.tensors) or not self.wider)
+        return few and alike and enough and whose and max(chain.depth, chain.width) <= self.most
 
 
 def _row(most: int, block: tuple[int, int], warps: int, stages: int, across: int = 1, **fields: Any) -> ChainRow:
@@ -108,6 +113,7 @@ _LARGE_SHARED = (
     _few(128, 64, 2, 3),
     _few(256, 32, 2, 3),
     _few(512, 32, 1, 2, across=2),
+    replace(_row(64, (128, 64), 8, 2), wider=True),
     _row(64, (128, 64), 4, 2),
     _row(128, (128, 64), 8, 2),
     _row(256, (128, 64), 8, 1),
@@ -118,6 +124,7 @@ _SMALL_SHARED = (
     _few(128, 32, 2, 2),
     _few(256, 16, 2, 2),
     _few(512, 32, 1, 1, across=2),
+    replace(_row(64, (128, 64), 8, 2), wider=True),
     _row(64, (128, 64), 4, 2),
     _row(128, (64, 32), 4, 2),
     _row(256, (64, 32), 4, 1),
@@ -137,10 +144,10 @@ _MEASURED = (
     _apart(64, (256, 64), 2, False, prefetch=1),
     replace(_apart(64, (256, 64), 2, True, prefetch=1, masks="guard"), tiles=512),
     replace(_row(64, (128, 64), 4, 2, transport="cp_async", prefetch=1), ranged=True, f16_sums=False),
-    _apart(128, (256, 64), 2, False, stagger=1, opt_level=1, spills=320),
-    _apart(128, (256, 64), 2, True, masks="guard", spills=320),
-    _apart(256, (128, 128), 1, False, stagger=1, store_columns=32, spills=32),
-    _apart(256, (128, 128), 1, True, stagger=1, store_columns=32, masks="guard"),
+    replace(_apart(128, (256, 64), 2, False, stagger=1, opt_level=1, spills=320), plain=True),
+    replace(_apart(128, (256, 64), 2, True, masks="guard", spills=320), plain=True),
+    replace(_apart(256, (128, 128), 1, False, stagger=1, store_columns=32, spills=32), plain=True),
+    replace(_apart(256, (128, 128), 1, True, stagger=1, store_columns=32, masks="guard"), plain=True),
 )
 
 

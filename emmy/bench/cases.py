@@ -16,9 +16,11 @@
     variant    which of several schedules it is, if there are several (its name ends with it)
     settings   {field: value} that make this variant, for tables
     seeds      how many seeds to study the error over (default 0: none; see `emmy.bench.study`)
-    suite      a tag; geometric means are over cases tagged "six" or "attention"
+    suite      a tag; geometric means are over cases of one tag
     layouts    {argument: {"strides": [..], "offset": n}}, elements, of arguments that are not dense (see `emmy.bench.layouts`)
     task       what is computed, where it takes more than the artefact says of its work (see `emmy.bench.attention`)
+    peers      what it is timed beside, where the run names no peers (default: see `emmy.bench.peers`)
+    calls      how often one forward pass of the model calls it (default 0: it is of no model)
     against    folder of an artefact that computes the same from the same arguments: timed beside this one, as the peer `static`
 """
 
@@ -35,6 +37,7 @@ from typing import Any, cast
 import numpy as np
 
 from emmy.artefact import DTYPES, Array, ArrayInfo, Artefact, EntrySpec, evaluate, row_major, run_on_emulator
+from emmy.bench.attention_inputs import make_inputs
 from emmy.bench.layouts import layout_of
 from emmy.errors import EmmyError
 
@@ -64,6 +67,8 @@ class Case:
     layouts: dict[str, dict[str, Any]] | None = None
     against: str | None = None
     task: dict[str, Any] | None = None
+    peers: list[str] | None = None
+    calls: int = 0
 
     @staticmethod
     def parse(fields: Mapping[str, Any]) -> Case:
@@ -148,6 +153,9 @@ def integer_data(shape: Sequence[int], seed: int, position: int, magnitude: int)
 
 def numpy_inputs(case: Case, entry: EntrySpec) -> list[Array]:
     """The distinct elements of the case's arguments, as NumPy arrays (sizes along strides of 0 are 1)."""
+    if case.task and case.task.get("inputs"):
+        made = make_inputs(case.task, case.shapes, case.seed)
+        return [data.astype(DTYPES[a["dtype"]]) for data, a in zip(made, entry["arguments"], strict=True)]
     inputs: list[Array] = []
     for position, (argument, given) in enumerate(zip(entry["arguments"], shapes_of(case, entry), strict=True)):
         shape = layout_of(case.layouts, argument["name"], given).stored_shape(given)

@@ -23,7 +23,8 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from emmy.artefact import DTYPES, bind
-from emmy.bench import attention
+from emmy.bench import attention, attention_check
+from emmy.bench.attention_inputs import make_inputs
 from emmy.bench.bounds import HALF_ULP, ErrorSums, judge
 from emmy.bench.cases import Case, infos_of, integer_data, shapes_of, work_of
 from emmy.bench.errors import seed_statistics, summarize
@@ -93,6 +94,9 @@ class Measurement:
                 zip(self.entry["arguments"], shapes_of(case, self.entry), strict=True)
             )
         ]
+        if self.work.get("inputs"):
+            for guarded, data in zip(self.inputs, make_inputs(self.work, case.shapes, case.seed), strict=True):
+                guarded.stored.copy_(self.torch.from_numpy(data))
         self.args = [guarded.tensor for guarded in self.inputs]
         self.outs = [guarded.tensor for guarded in self.outputs]
 
@@ -129,7 +133,7 @@ class Measurement:
         if self.case.expect is not None:
             found |= self._compare_expected()
         if self.work.get("kind") == attention.KIND:
-            found = {**attention.compare(self.torch, self.args, self.work, self.outs[0]), **found}
+            found = {**attention_check.compare(self.torch, self.args, self.work, self.outs[0]), **found}
         elif self.work.get("kind") in REFERENCES:
             compared = self._compare_integers() if self.case.data == "integers" else self._compare_reference()
             found = {**compared, **found, "ok": found["ok"] and compared["ok"]}

@@ -7,12 +7,14 @@ import importlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from emmy.bench.attention import flex, fused
+from emmy.bench import attention_peers
+from emmy.bench.attention_peers import flex, fused
 
 Peer = Callable[[], Any]
 """Does the case's work once, into a buffer of its own."""
 
 DEFAULT_PEERS = ("cublas", "flash", "cudnn", "flex")
+"""Of cases that name no peers themselves."""
 
 
 def matmul_operands(args: Sequence[Any], work: dict[str, Any]) -> tuple[Any, Any]:
@@ -46,14 +48,33 @@ def triton(torch: Any, args: Sequence[Any], work: dict[str, Any]) -> Peer | None
     return call
 
 
+def eager(torch: Any, args: Sequence[Any], work: dict[str, Any]) -> Peer | None:
+    """What a user calls in eager mode, its result new memory each time."""
+    if work.get("kind") != "matmul":
+        return attention_peers.eager(torch, args, work)
+    return functools.partial(torch.matmul, *matmul_operands(args, work))
+
+
+def compiled(torch: Any, args: Sequence[Any], work: dict[str, Any]) -> Peer | None:
+    """The same through `torch.compile`."""
+    call = eager(torch, args, work)
+    if call is None:
+        return None
+    made: Peer = torch.compile(lambda: call(), dynamic=False)
+    made()
+    return made
+
+
 PEERS: dict[str, Callable[[Any, Sequence[Any], dict[str, Any]], Peer | None]] = {
     "cublas": cublas,
     "triton": triton,
     "flash": functools.partial(fused, "FLASH_ATTENTION"),
     "cudnn": functools.partial(fused, "CUDNN_ATTENTION"),
     "flex": flex,
+    "eager": eager,
+    "compile": compiled,
 }
 """Peer -> what makes its call, given PyTorch, the case's arguments and its work; None if it cannot do that work."""
 
-START_SECONDS = {"triton": 60.0, "flex": 60.0}
+START_SECONDS = {"triton": 60.0, "flex": 60.0, "compile": 60.0}
 """What making a peer's first call may take, beside a case's own time: compiling and tuning."""

@@ -25,13 +25,16 @@ KEPT: dict[str, tuple[str, ...]] = {
         *("name", "variant", "settings", "shapes", "suite", "data", "policy", "max_k", "ok", "message", "error"),
         *("as_expected", "differ_from_expected", "repeats", "differing_launches"),
         *("us", "us_p20", "us_p80", "tflops", "peer_us", "peer_us_p20", "peer_us_p80", "peer_tflops", "ratio", "peers"),
-        *("rounds", "bytes", "registers", "spills", "study"),
+        *("rounds", "bytes", "registers", "spills", "study", "calls"),
     ),
     "refused": ("name", "variant", "settings", "message"),
 }  # fmt: skip
 """Fields of each kind of record that a kept file has; a summary is not kept."""
 
-KEPT_ERRORS = ("rms_error", "rms_bound", "rounding_floor", "max_error", "wrong_elements", "not_finite")
+KEPT_ERRORS = (
+    *("rms_error", "rms_bound", "rounding_floor", "max_error", "wrong_elements", "not_finite"),
+    *("mean_error", "eager_mean", "eager_max"),
+)
 DIGITS = 5
 
 

@@ -17,7 +17,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from emmy.bench.ablation import ablation_tables
+from emmy.bench.accuracy import SUITE as ACCURACY
+from emmy.bench.accuracy import accuracy_table
 from emmy.bench.against import against_table
+from emmy.bench.gemma4 import gemma_table
 from emmy.bench.pages import figure, markdown_table, told, write_or_check
 from emmy.bench.records import (
     Record,
@@ -134,7 +137,7 @@ def checked_table(run: Run) -> str:
     """What was checked and not timed, one row a group of like cases."""
     groups: dict[tuple[str, str], list[Record]] = defaultdict(list)
     for case in run.cases:
-        if not case.get("us"):
+        if not case.get("us") and case.get("suite") != ACCURACY:
             groups[_group(case), case.get("policy", "f32")].append(case)
     if not groups:
         return ""
@@ -222,13 +225,13 @@ def section(path: Path) -> str:
     prose = path.with_suffix(".md")
     parts = [prose.read_text().strip() + "\n" if prose.is_file() else f"## {path.stem}\n", where_and_when(run)]
     parts += ablation_tables(run)
-    if table := against_table(run.timed):
+    if table := against_table(run.timed) or gemma_table(run.timed):
         parts.append(table)
     elif any(case.get("variant") for case in run.timed):
         parts.append(ladder(run))
     elif run.timed:
         parts.append(timed_table(run))
-    parts += [checked_table(run), failures(run)]
+    parts += [accuracy_table(run.cases), checked_table(run), failures(run)]
     return "\n".join(part for part in parts if part)
 
 

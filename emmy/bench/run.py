@@ -20,13 +20,16 @@ import json
 import os
 import shlex
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from emmy.bench.accuracy import accuracy_lines
 from emmy.bench.against import against_lines
 from emmy.bench.cases import Case, load_cases, load_refused
 from emmy.bench.child import Child, ChildFailed
+from emmy.bench.gemma4 import gemma_lines
 from emmy.bench.peers import DEFAULT_PEERS, PEERS, START_SECONDS
 from emmy.bench.table import format_table, suite_mean
 from emmy.errors import EmmyError
@@ -36,22 +39,28 @@ BRACKET_SECONDS = 60.0
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-    """How thoroughly to run cases; the command line's flags of the same names."""
+    """How thoroughly to run cases; the command line's flags of the same names. peers: None leaves them to each case."""
 
     check_only: bool = False
     repeats: int = 250
     rounds: int = 32
     seconds_per_case: float = 20.0
-    peers: tuple[str, ...] = DEFAULT_PEERS
+    peers: tuple[str, ...] | None = None
 
 
 REPEAT_SECONDS = 0.02  # of a launch, its comparison included, beyond the first `Options.repeats`
 
 
-def default_seconds(repeats: int, peers: Sequence[str]) -> float:
+def default_seconds(repeats: int, peers: Sequence[str] | None) -> float:
     """What a case may take: more for thousands of launches, and for peers that are compiled first."""
     more = max(repeats - Options.repeats, 0) * REPEAT_SECONDS
-    return Options.seconds_per_case + more + sum(START_SECONDS.get(peer, 0.0) for peer in peers)
+    given = DEFAULT_PEERS if peers is None else peers
+    return Options.seconds_per_case + more + sum(START_SECONDS.get(peer, 0.0) for peer in given)
+
+
+def peers_of(case: Case, options: Options) -> Sequence[str]:
+    """Those of the command line, else the case's own, else the default ones."""
+    return options.peers if options.peers is not None else case.peers or DEFAULT_PEERS
 
 
 def append_line(path: Path, fields: dict[str, Any]) -> None:
@@ -73,12 +82,13 @@ def run_cases(
     brackets: list[dict[str, Any]] = []
 
     def ask(kind: str, request: dict[str, Any], seconds: float, **fields: Any) -> dict[str, Any]:
+        began = time.perf_counter()
         try:
             answer = child.ask(request, seconds)
         except ChildFailed as failure:
             answer = {"ok": False, "message": str(failure)}
         answer.pop("fatal", None)
-        line = {"kind": kind, **fields, **answer}
+        line = {"kind": kind, **fields, **answer, "seconds": round(time.perf_counter() - began, 3)}
         append_line(out, line)
         return line
 
@@ -103,12 +113,13 @@ def run_cases(
             "rounds": options.rounds,
             "seconds": options.seconds_per_case,
             "check_only": options.check_only,
-            "peers": options.peers,
+            "peers": peers_of(case, options),
         }
         fields = {"name": case.name, "artefact": case.artefact, "entry": case.entry, "shapes": case.shapes}
         fields |= {"data": case.data, "policy": case.policy, "suite": case.suite}
         fields |= {"variant": case.variant, "settings": case.settings, "layouts": case.layouts}
         fields |= {"max_k": case.max_k} if case.policy == "hybrid" else {}
+        fields |= {"calls": case.calls} if case.calls else {}
         results.append(ask("case", request, options.seconds_per_case, **fields))
     if not options.check_only:
         brackets.append(ask("bracket", bracket, BRACKET_SECONDS, when="last"))
@@ -142,7 +153,7 @@ def add_run_arguments(parser: argparse.ArgumentParser) -> None:
     add("--check-only", action="store_true", help="check results, time nothing")
     add("--repeats", type=int, default=Options.repeats, help="launches compared bit for bit")
     add("--rounds", type=int, default=Options.rounds, help="timed launches of ours and of each peer")
-    add("--peers", type=peer_list, default=DEFAULT_PEERS, help=f"of {', '.join(PEERS)}; with commas")
+    add("--peers", type=peer_list, help=f"of {', '.join(PEERS)}; with commas (default: those of the suite)")
     add("--seconds-per-case", type=float, help="then it is killed (default: 20, more for many repeats)")
 
 
@@ -163,7 +174,8 @@ def run_directory(directory: Path, out: Path, options: Options, only: str | None
         results, brackets = run_cases(directory, cases, child, out, options, command)
     finally:
         child.stop()
-    print("\n".join([*format_table(results, brackets), *against_lines(results)]))
+    more = [*against_lines(results), *gemma_lines(results), *accuracy_lines(results)]
+    print("\n".join([*format_table(results, brackets), *more]))
     return 0 if all(result["ok"] for result in results) else 1
 
 

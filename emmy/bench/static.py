@@ -24,9 +24,9 @@ import numpy as np
 from emmy.artefact import run_on_emulator
 from emmy.assemble import main_loop_mix, main_loop_products, occupancy, sass
 from emmy.bench.pages import told, write_or_check
-from emmy.bench.prepare import MATMUL
 from emmy.bench.records import Record, read_records
 from emmy.bench.static_page import page
+from emmy.bench.suites import MATMUL
 from emmy.compiler import CompiledModule
 from emmy.compiler import compile as compile_module
 from emmy.emulator import Report

@@ -8,7 +8,7 @@ from typing import Any
 
 MAX_LINES = 40
 NAME_WIDTH = 36
-AVERAGED = ("six", "attention")
+AVERAGED = ("six", "attention", "attention lengths", "attention window", "attention decoding")
 """Suites whose ratios have a geometric mean."""
 HEADER = (
     f"{'case':<{NAME_WIDTH}} {'ok':<4} {'rms err':>8} {'max err':>8} {'us':>9} {'TFLOPS':>7} {'peer':>7} {'ratio':>6} "
@@ -35,8 +35,9 @@ def format_table(results: Sequence[dict[str, Any]], brackets: Sequence[dict[str,
         size = sum(r.get("suite") == suite for r in results)
         mean, count = suite_mean(results, suite)
         shown = "-" if mean is None else f"{mean:.3f}"
-        footer += [f"geometric mean of ratios, suite {suite}, {count} of {size} cases: {shown}"] if size else []
-    footer += _peer_lines(results) + _repeat_lines(results)
+        told = f"geometric mean of ratios, suite {suite}, {count} of {size} cases: {shown}"
+        footer += [told + _peer_means([r for r in results if r.get("suite") == suite])] if size else []
+    footer += _peer_failures(results) + _repeat_lines(results)
     footer += [_bracket_line(bracket) for bracket in brackets]
     room = MAX_LINES - 1 - len(footer)
     rows = list(results)
@@ -86,17 +87,20 @@ def _cell(value: float | None, form: str) -> str:
     return "-".rjust(width) if value is None else format(value, form)
 
 
-def _peer_lines(results: Sequence[dict[str, Any]]) -> list[str]:
-    """The mean ratio to each peer beside the first, over the averaged suites, and why a peer failed."""
-    lines: list[str] = []
-    timed = [r for r in results if r["ok"] and r.get("suite") in AVERAGED]
+def _peer_means(results: Sequence[dict[str, Any]]) -> str:
+    """The mean and the least ratio to each peer beside cuBLAS, of correct cases."""
+    told = ""
+    timed = [r for r in results if r["ok"]]
     for name in sorted({name for r in timed for name in r.get("peers", {})} - {"cublas"}):
-        figures = [r["peers"][name] for r in timed if name in r["peers"]]
-        ratios = [f["ratio"] for f in figures if f.get("ratio")]
-        if ratios:
-            lines.append(f"geometric mean of ratios to {name}, {len(ratios)} cases: {geometric_mean(ratios):.3f}")
-        lines += [f"{name}: {f['message']}"[:100] for f in figures if f.get("message")][:1]
-    return lines
+        ratios = [ratio for r in timed if (ratio := r["peers"].get(name, {}).get("ratio"))]
+        told += f"; to {name} {geometric_mean(ratios):.3f} ({len(ratios)}, least {min(ratios):.3f})" if ratios else ""
+    return told
+
+
+def _peer_failures(results: Sequence[dict[str, Any]]) -> list[str]:
+    """Why peers failed, one line each."""
+    messages = {name: f["message"] for r in results for name, f in r.get("peers", {}).items() if f.get("message")}
+    return [f"{name}: {message}"[:100] for name, message in messages.items()]
 
 
 def _repeat_lines(results: Sequence[dict[str, Any]]) -> list[str]:

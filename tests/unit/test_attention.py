@@ -532,5 +532,5 @@ def test_its_schedule_has_a_reason():
     text = function(f"{ATTENTION}scale 1.0 : {OPERANDS} -> {RESULT}")
     found = lower(text, "t.mlir", Options(target="sm_80"), stop_after="lower-tensor-op")
     assert list(found.reasons.values()) == [
-        "row 5 of 8 of the table of chained products of sm_80; 16 CTAs are 1 wave of 108 SMs, 15 % full"
+        "row 6 of 9 of the table of chained products of sm_80; 16 CTAs are 1 wave of 108 SMs, 15 % full"
     ]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from emmy.bench import plot, prepare, run
+from emmy.bench import plot, prepare, run, suites
 from emmy.bench.cases import load_cases
 from emmy.bench.child import Child
 from emmy.bench.records import read_run, sort_records
@@ -23,7 +23,7 @@ def gpu(monkeypatch):
     monkeypatch.setattr(bench_command.importlib.util, "find_spec", lambda name: True)
     monkeypatch.setattr(bench_command, "default_target", lambda: "sm_89")
     monkeypatch.setattr(run, "worker_child", lambda: Child(FAKE_WORKER))
-    monkeypatch.setattr(prepare, "SIX", ((32, 32, 32),))
+    monkeypatch.setattr(suites, "SIX", ((32, 32, 32),))
 
 
 def test_without_a_gpu_one_sentence_says_how(monkeypatch, capsys, tmp_path):

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from emmy.artefact import Artefact
-from emmy.bench import prepare
+from emmy.bench import prepare, suites
 from emmy.bench.cases import load_cases
 from emmy.errors import EmmyError
 
@@ -25,8 +25,8 @@ PROJECTION = """func.func @proj(%x: tensor<?x16xf16>, %w: tensor<16x16xf16>) -> 
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Suites of one small product each."""
-    monkeypatch.setattr(prepare, "INTEGERS", ((40, 24, 16),))
-    monkeypatch.setattr(prepare, "SIX", ((32, 32, 32),))
+    monkeypatch.setattr(suites, "INTEGERS", ((40, 24, 16),))
+    monkeypatch.setattr(suites, "SIX", ((32, 32, 32),))
 
 
 @pytest.mark.parametrize(
@@ -115,22 +115,22 @@ def test_projections_come_from_the_checkout_whatever_the_working_directory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert prepare.EXAMPLES == Path(__file__).resolve().parents[2] / "docs" / "examples"
-    files = sorted(prepare.EXAMPLES.glob("gemma4_*.mlir"))
+    assert suites.EXAMPLES == Path(__file__).resolve().parents[2] / "docs" / "examples"
+    files = sorted(suites.EXAMPLES.glob("gemma4_*.mlir"))
     assert len(files) == 10
-    monkeypatch.setattr(prepare, "signature", lambda path: (path.stem, {"x": [None, 8], "w": [8, 8]}))
-    works = list(prepare.gemma4())
-    assert [work.source for work in works] == [path for path in files for _ in prepare.TOKENS]
+    monkeypatch.setattr(suites, "signature", lambda path: (path.stem, {"x": [None, 8], "w": [8, 8]}))
+    works = list(suites.tokens())
+    assert [work.source for work in works] == [path for path in files for _ in suites.TOKENS]
     assert {work.case.shapes["x"][0] for work in works} == {512, 4096}
 
 
 def test_tokens_of_a_projection(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Compiled once with `?` tokens, measured with each number of them."""
     (tmp_path / "gemma4_proj.mlir").write_text(PROJECTION)
-    monkeypatch.setattr(prepare, "EXAMPLES", tmp_path)
-    assert prepare.signature(tmp_path / "gemma4_proj.mlir") == ("proj", {"x": [None, 16], "w": [16, 16]})
+    monkeypatch.setattr(suites, "EXAMPLES", tmp_path)
+    assert suites.signature(tmp_path / "gemma4_proj.mlir") == ("proj", {"x": [None, 16], "w": [16, 16]})
     out = tmp_path / "out"
-    assert prepare.main([str(out), "--suite", "gemma4", "--target", "sm_80"]) == 0
+    assert prepare.main([str(out), "--suite", "tokens", "--target", "sm_80"]) == 0
     cases = load_cases(out)
     assert [(case.name, case.shapes) for case in cases] == [
         ("proj 512 tokens", {"x": [512, 16], "w": [16, 16]}),
@@ -147,14 +147,14 @@ def test_tokens_of_a_projection(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         (["--suite", "gemm", "--variant", "a:stages"], "'a:stages' is no variant"),
         (["--suite", "gemm", "--variant", "a:stages=99"], "stages is from 1 to 16, got 99"),
         (["--suite", "gemm", "--variant", "a:block=3"], "the schedule's block is 3 positive numbers, got 3"),
-        (["--suite", "gemma4"], "of a checkout of Emmy, and "),
+        (["--suite", "tokens"], "of a checkout of Emmy, and "),
     ],
 )
 def test_wrong_input_is_one_sentence(
     words: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Outside a checkout there are no examples, which only matters to the suite that needs them."""
-    monkeypatch.setattr(prepare, "EXAMPLES", tmp_path / "nowhere")
+    monkeypatch.setattr(suites, "EXAMPLES", tmp_path / "nowhere")
     assert prepare.main([str(tmp_path / "out"), *words]) == 1
     errors = capsys.readouterr().err
     assert message in errors

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from emmy.artefact import Artefact, row_major
-from emmy.bench import one, prepare
+from emmy.bench import one, prepare, suites
 from emmy.bench.against import against_lines, against_table
 from emmy.bench.cases import Case, infos_of, load_cases, numpy_inputs
 from emmy.bench.layouts import Layout, layout_of, place
@@ -248,7 +248,7 @@ def test_the_table_of_dynamic_against_static():
 
 
 def test_the_dynamic_suite_names_what_it_is_timed_against(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(prepare, "SIX", ((32, 48, 32),))
+    monkeypatch.setattr(suites, "SIX", ((32, 48, 32),))
     directory = tmp_path / "out"
     directory.mkdir()
     cases = prepare.build(directory, "sm_90a", ["dynamic"], {"": {}})
