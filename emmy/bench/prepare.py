@@ -11,7 +11,8 @@ PyTorch in eager mode, with how often the model calls it), `attention` (whole, c
 `emmy.bench.attention_inputs`), `integers` (small products whose bits the emulator foretells), `stress` (products with few and
 many k-tiles and with edges, for `--check-only --repeats 3000`), `ragged` (313 products of any size in any layout, three of
 them with more than 2^31 elements, for `--check-only --repeats 2`), `dynamic` (the six shapes with `?` for every size, timed
-against static ones: as the compiler schedules them, and with the static schedule).
+against static ones: as the compiler schedules them, and with the static schedule), `open_rows` (projections whose number of
+tokens is `?`, for few and many tokens, timed against static ones).
 A variant compiles every case of the suites once more with other schedule fields, or another accumulation policy (the field
 `accumulate`); its name is put behind the case's. `--ablate` makes a variant of every combination of the values of some fields;
 those that cannot be compiled are listed in refused.json, with the reason. The artefact `peak` measures the card itself.

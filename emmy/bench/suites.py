@@ -46,6 +46,9 @@ PROJECTIONS = (
 )
 """N, K of Gemma 4 12B: q, k and v each, o; of global layers q, k, o; gate and up alone and together, down, logits."""
 
+OPEN_PROJECTIONS, OPEN_TOKENS = ((4096, 3840), (512, 3840), (3840, 15360)), (16, 128, 512, 1536, 4096)
+"""N, K and M of the suite `open_rows`."""
+
 SQUARES = (512, 1024, 2048, 4096, 8192)
 TOKENS = (512, 4096)
 """Of the suite `tokens`."""
@@ -177,6 +180,16 @@ def dynamic() -> Iterator[Work]:
             yield Work(text, artefact, case, baseline=baseline, same_schedule=variant == "same_schedule")
 
 
+def open_rows() -> Iterator[Work]:
+    """Some projections with their number of tokens `?`, one artefact each, for few and many tokens, against static artefacts."""
+    for n, k in OPEN_PROJECTIONS:
+        text = MATMUL.format(m="?", n=n, k=k, t="f16")
+        for tokens in OPEN_TOKENS:
+            static = product(tokens, n, k)
+            case = replace(static.case, variant="open_rows", suite="open_rows", against=static.artefact)
+            yield Work(text, f"open_{n}x{k}", case, baseline=str(static.source))
+
+
 def attention_work(problem: Attention, **fields: Any) -> Work:
     """A problem of attention; `fields` are those of `Case`."""
     base: dict[str, Any] = {"name": problem.name, "suite": problem.suite, "task": problem.task}
@@ -209,6 +222,7 @@ SUITES = {
     "stress": stress,
     "ragged": ragged,
     "dynamic": dynamic,
+    "open_rows": open_rows,
 }
 
 
