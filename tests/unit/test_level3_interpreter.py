@@ -12,8 +12,8 @@ from emmy.dialects.tile import KernelOp
 from emmy.errors import EmmyError
 from emmy.interpreters.host import grid_offsets, run_host
 from emmy.interpreters.level3 import Level3Error, run_kernel, run_module
-from emmy.interpreters.level3_codegen import mma_value
 from emmy.interpreters.level3_memory import read_box, write_box
+from emmy.interpreters.level3_values import mma_value
 from emmy.ir import make_context, parse_module
 
 CONTEXT = make_context()
