@@ -8,27 +8,12 @@ import numpy as np
 from attention_support import DTYPES, UNIT, Case, bounds, cases
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
+from levels_support import lower
 
 import emmy
 from emmy.emulated_calls import run_on_emulator
 from emmy.interpreters import level1, level2
-from emmy.ir import make_context, parse_module, print_module, verify_module
-from emmy.lowering.tensor_op_to_tile import LowerTensorOp
-from emmy.passes.assign_schedule import AssignSchedule
-
-
-def lower(text):
-    """(level 1, level 2 read back from its text)."""
-    context = make_context()
-    module = parse_module(text, "t.mlir", context)
-    verify_module(module)
-    lowered = module.clone()
-    AssignSchedule().apply(context, lowered)
-    LowerTensorOp().apply(context, lowered)
-    verify_module(lowered)
-    again = parse_module(print_module(lowered), "lowered.mlir", context)
-    verify_module(again)
-    return module, again
+from emmy.ir import parse_module
 
 
 @settings(max_examples=150, deadline=None)

@@ -7,30 +7,14 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from levels_support import lower
 
 from emmy.elementwise import ELEMENTWISE
 from emmy.interpreters import level1, level2
-from emmy.ir import make_context, parse_module, print_module, verify_module
-from emmy.lowering.tensor_op_to_tile import LowerTensorOp
-from emmy.passes.assign_schedule import AssignSchedule
 
 DTYPES = {"f16": np.float16, "bf16": ml_dtypes.bfloat16, "f32": np.float32}
 UNIT = {"f16": 2.0**-11, "bf16": 2.0**-8, "f32": 2.0**-24}  # unit roundoffs
 SIZES = st.sampled_from([0, 1, 2, 7, 16, 17, 31, 64, 65, 100, 130])
-
-
-def lower(text):
-    """The level-2 module of a text; it is printed and read back, so that the text is what is executed."""
-    context = make_context()
-    module = parse_module(text, "t.mlir", context)
-    verify_module(module)
-    lowered = module.clone()
-    AssignSchedule().apply(context, lowered)
-    LowerTensorOp().apply(context, lowered)
-    verify_module(lowered)
-    again = parse_module(print_module(lowered), "lowered.mlir", context)
-    verify_module(again)
-    return module, again
 
 
 def tensor(shape, dtype, dynamic=frozenset()):
