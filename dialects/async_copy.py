@@ -23,7 +23,6 @@ from emmy.dialects.async_copy_events import (
     BarrierOp,
     BulkCommitOp,
     BulkWaitOp,
-    ClusterArriveOp,
     ClusterWaitOp,
     CommitGroupOp,
     CpAsyncOp,
@@ -86,7 +85,7 @@ AsyncCopy = Dialect(
         ArriveEmptyOp,
         FenceProxyAsyncOp,
         WarpSyncOp,
-        ClusterArriveOp,
+
         ClusterWaitOp,
         TmaStoreOp,
         BulkCommitOp,

@@ -291,16 +291,11 @@ class FenceProxyAsyncOp(IRDLOperation):
 
 
 @irdl_op_definition
-class ClusterArriveOp(IRDLOperation):
-    """`barrier.cluster.arrive`: what this warp has written, other CTAs of the cluster may read; what it read, overwrite."""
-
-    name = "async_copy.cluster_arrive"
-    assembly_format = "attr-dict"
-
-
-@irdl_op_definition
 class ClusterWaitOp(IRDLOperation):
-    """`barrier.cluster.wait`: all warps of the cluster that have not ended have arrived."""
+    """`barrier.cluster.wait`: all CTAs of the cluster have begun, and their mbarriers are there to be arrived at.
+
+    Each warp has arrived once its CTA's mbarriers were initialised.
+    """
 
     name = "async_copy.cluster_wait"
     assembly_format = "attr-dict"

@@ -107,7 +107,7 @@ class PipelineOp(IRDLOperation):
     """A ring of `stages` slots; each slot holds the fields (name -> tile type, as stored in memory).
 
     `outbound`: results leave through it. `internal`: the consumer fills it, with fragments, and reads it; of a `cluster` of so
-    many CTAs each fills a slot of its own, and reads those of all, which are full when all of them are. Written by
+    many CTAs each fills the slots of the others (`mma.scatter`), and reads its own, which is full when all have done so. Written by
     `lower-transport`: `full_count`, `empty_count` (arrivals that end a phase of
     a slot's full or empty mbarrier; absent: the ring has no such barriers), `tx_bytes` (bytes that one ticket brings by TMA).
     Written by `allocate-shared`: `base` (bytes from the start of dynamic shared memory), `slot_bytes`, `offsets` (of each field

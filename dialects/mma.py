@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from xdsl.ir import Dialect
 
+from emmy.dialects.mma_clusters import PartOp, ScatterOp
 from emmy.dialects.mma_elements import (
     AnyNonfiniteOp,
     AnyOp,
@@ -34,6 +35,8 @@ Mma = Dialect(
         WarpOp,
         LoadOp,
         StoreOp,
+        ScatterOp,
+        PartOp,
         StoreGlobalOp,
         LoadGlobalOp,
         FillOp,

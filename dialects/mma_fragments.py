@@ -121,9 +121,8 @@ class WarpOp(IRDLOperation):
 @irdl_op_definition
 class LoadOp(IRDLOperation):
     """A fragment from a field of a slot; `indices`: element offset in the field as stored. `transposed`: the field is stored
-    columns x rows relative to the fragment. `of` a rank: the slot of that CTA of the cluster. PTX: ldmatrix (with .trans where
-    `transposed` asks for it), ld.shared (::cluster); with `in_place` only a descriptor, for the products of asynchronous atoms
-    that read the field where it lies."""
+    columns x rows relative to the fragment. PTX: ldmatrix (with .trans where `transposed` asks for it), ld.shared; with
+    `in_place` only a descriptor, for the products of asynchronous atoms that read the field where it lies."""
 
     name = "mma.load"
     slot = operand_def(SlotType)
@@ -131,11 +130,10 @@ class LoadOp(IRDLOperation):
     indices = var_operand_def(IndexType)
     transposed = opt_prop_def(UnitAttr)
     in_place = opt_prop_def(UnitAttr)
-    rank = opt_prop_def(IntegerAttr.constr(type=eq(i64)))
     result = result_def(FragmentType)
     traits = traits_def(MemoryReadEffect())
     assembly_format = (
-        "$slot `[` $field `]` `[` $indices `]` (`of` $rank^)? (`transposed` $transposed^)? (`in_place` $in_place^)? attr-dict "
+        "$slot `[` $field `]` `[` $indices `]` (`transposed` $transposed^)? (`in_place` $in_place^)? attr-dict "
         "`:` type($slot) `->` type($result)"
     )
 
@@ -146,27 +144,15 @@ class LoadOp(IRDLOperation):
         indices: Sequence[SSAValue],
         result_type: FragmentType,
         transposed: bool = False,
-        rank: int | None = None,
     ):
         super().__init__(
             operands=[slot, indices],
             result_types=[result_type],
-            properties={
-                "field": StringAttr(field),
-                "transposed": UnitAttr() if transposed else None,
-                "rank": None if rank is None else IntegerAttr(rank, i64),
-            },
+            properties={"field": StringAttr(field), "transposed": UnitAttr() if transposed else None},
         )
 
     def verify_(self) -> None:
         check_field(self, self.slot, self.field.data, len(self.indices), self.result.type)
-        pipeline = find_pipeline(self, ring_name(self.slot))
-        if self.rank is not None and pipeline is not None:
-            ctas = 1 if pipeline.cluster is None else pipeline.cluster.value.data
-            if not 0 <= self.rank.value.data < ctas:
-                raise VerifyException(
-                    f"pipeline @{ring_name(self.slot)} has slots of {ctas} CTA(s), none of {self.rank.value.data}"
-                )
         if self.in_place is not None and not all(
             use.operation.name == ISSUE and use.index < 2 for use in self.result.uses
         ):

@@ -338,8 +338,9 @@ def _cluster_rows() -> list[Row]:
         Row("mapa", "r", "rr", (), "mapa.shared::cluster.u32 $0, $1, $2", pure=True, literals=True, needs="tma")
     )
     rows.extend(Row(name, "", "", (), text, needs=needs) for name, text, needs in _CLUSTER_SYNCHRONISATION)
-    load = "ld.shared::cluster.v4.f32 {$0,$1,$2,$3}, [$4+$5]"
-    rows.append(Row("ld_shared_cluster_v4_f32", "ffff", "r", ("offset",), load, needs="clusters"))
+    store = "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [$0+$6], {$1,$2,$3,$4}, [$5+$7]"
+    offsets = ("offset", "barrier_offset")
+    rows.append(Row("st_async_v4_f32", "", "rffffr", offsets, store, needs="clusters", since=8.1))
     remote = "mbarrier.arrive.shared::cluster.b64 _, [$0+$1]"
     rows.append(Row("mbarrier_arrive_remote", "", "r", ("offset",), remote, needs="tma"))
     for rank in range(1, 6):

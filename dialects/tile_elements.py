@@ -186,8 +186,9 @@ class ReduceOp(IRDLOperation):
 class ClusterSumOp(IRDLOperation):
     """The sum over the `parts` CTAs of this CTA's cluster, of which it gets part `part`: that many of the columns.
 
-    Every CTA of the cluster executes it once, each with a `part` of its own; the summands are added in the order of the parts
-    to which they belong. PTX: shared memory of the cluster (`ld.shared::cluster`) between two `barrier.cluster`.
+    Every CTA of the cluster executes it once, each with a `part` of its own; the summands are added beginning with the CTA's own,
+    then those of the CTAs of the following parts, and after the last one the first. PTX: st.async into the shared memory of the
+    other CTAs.
     """
 
     name = "tile.cluster_sum"

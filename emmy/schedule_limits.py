@@ -67,8 +67,10 @@ def shared_bytes(schedule: Schedule, epilogue: Epilogue = Epilogue(), operand_by
     each_column = epilogue.result_bytes + (epilogue.further_bytes if schedule.persistent else 0)
     result = rows * staged * each_column if schedule.epilogue == "shared" else 0
     if schedule.split_k > 1:
-        # The sums of the cluster's CTAs lie over the drained ring, and beside them what is stored.
-        result += rows * columns * PARTIAL_SUM_BYTES
+        # What the other CTAs of the cluster have of this one's columns arrives while the ring is in use.
+        start = -(-end // SHARED_ALIGNMENT) * SHARED_ALIGNMENT
+        end = start + rows * (columns - own) * PARTIAL_SUM_BYTES
+        slots += 1
     # A CTA that goes on with the next tile fills the ring while the result leaves: they do not share bytes.
     end = (
         -(-end // SHARED_ALIGNMENT) * SHARED_ALIGNMENT + result if schedule.persistent and result else max(end, result)

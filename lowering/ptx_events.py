@@ -26,6 +26,7 @@ from emmy.lowering.ptx_addresses import Barriers, Ring, SharedField, View, make_
 from emmy.lowering.ptx_builder import Builder, Condition, Number
 from emmy.lowering.ptx_copies import Copies
 from emmy.lowering.ptx_values import LoweredValues
+from emmy.passes.clusters import cluster_of
 from emmy.targets import Target
 
 MBARRIER_BYTES = 8
@@ -126,7 +127,8 @@ class EventLowering(LoweredValues):
         return self.rings[name]
 
     def begin_barriers(self, kernel: tile.KernelOp) -> None:
-        """Initialise all mbarriers by one thread, and let all threads and the async proxy see them; fetch tensor maps."""
+        """Initialise all mbarriers by one thread, and let all threads and the async proxy see them, and other CTAs of a cluster
+        know of it; fetch tensor maps."""
         arrays = [array for ring in self.rings.values() for array in _arrays(ring)]
         if not arrays:
             return
@@ -144,6 +146,8 @@ class EventLowering(LoweredValues):
                 for tensor_map in self.all_maps(kernel):
                     b.emit("prefetch_tensormap", (tensor_map, one))
         b.emit("bar_sync", (), (0,))
+        if cluster_of(kernel) > 1:
+            b.emit("barrier_cluster_arrive_relaxed", ())  # that the mbarriers are there is all that others must know
 
     def begin(self, op: async_copy.BeginFillOp | async_copy.BeginReadOp) -> None:
         """Slot 0, phase 0."""
@@ -250,10 +254,6 @@ class EventLowering(LoweredValues):
     def warp_sync(self, op: async_copy.WarpSyncOp) -> None:
         """`bar.warp.sync`"""
         self.builder.emit("bar_warp_sync", ())
-
-    def cluster_arrive(self, op: async_copy.ClusterArriveOp) -> None:
-        """`barrier.cluster.arrive`"""
-        self.builder.emit("barrier_cluster_arrive", ())
 
     def cluster_wait(self, op: async_copy.ClusterWaitOp) -> None:
         """`barrier.cluster.wait`"""
@@ -438,7 +438,7 @@ EVENTS: dict[type[Operation], Convert] = {
     async_copy.WaitGroupOp: EventLowering.wait_group,
     async_copy.BarrierOp: EventLowering.barrier,
     async_copy.WarpSyncOp: EventLowering.warp_sync,
-    async_copy.ClusterArriveOp: EventLowering.cluster_arrive,
+
     async_copy.ClusterWaitOp: EventLowering.cluster_wait,
     async_copy.FenceProxyAsyncOp: EventLowering.fence_proxy_async,
     async_copy.WaitFullOp: EventLowering.wait_full,

@@ -11,6 +11,7 @@ from emmy.dialects import mma
 from emmy.dialects.async_copy_rings import ring_name
 from emmy.lowering.ptx_addresses import ANYWHERE, SharedAddresses
 from emmy.lowering.ptx_builder import Builder
+from emmy.lowering.ptx_clusters import ClusterFragments
 from emmy.lowering.ptx_events import Convert, EventLowering
 from emmy.lowering.ptx_fragments import Fragments
 from emmy.lowering.ptx_maps import Argument
@@ -53,6 +54,24 @@ class FragmentLowering(EventLowering):
         field, slot = self.place(op.slot, op.field.data)
         self.builder.comment(f"fragments into @{ring_name(op.slot)}.{op.field.data}")
         self.fragments.store(op, self.registers(op.value), field, slot, self.offsets_in(op.indices))
+
+    def scatter(self, op: mma.ScatterOp) -> None:
+        """`st.async` into the slots of other CTAs"""
+        field, slot = self.place(op.slot, op.field.data)
+        self.builder.comment(f"fragments into @{ring_name(op.slot)}.{op.field.data} of other CTAs")
+        barrier = self.mbarrier(op, op.slot, "full", self.pair(op.slot)[1])
+        shape, at = shape_of(op.value.type), (slot, self.number(op.row))
+        part = self.number(op.part)
+        self.exchange().scatter(shape, self.registers(op.value), field, at, part, barrier, op)
+
+    def part(self, op: mma.PartOp) -> None:
+        """`selp` of registers"""
+        registers, parts = self.registers(op.arg), op.parts.value.data
+        self.values[op.result] = self.exchange().part(shape_of(op.arg.type), registers, self.number(op.part), parts)
+
+    def exchange(self) -> ClusterFragments:
+        """What the CTAs of a cluster give each other."""
+        return ClusterFragments(self.builder, self.lane)
 
     def store_global(self, op: mma.StoreGlobalOp) -> None:
         """`st.global`. Without a schedule nothing is known of the CTA's tile, and every element is checked."""
@@ -145,6 +164,8 @@ class FragmentLowering(EventLowering):
 FRAGMENT_OPS: dict[type[Operation], Convert] = {
     mma.WarpOp: FragmentLowering.warp,
     mma.LoadOp: FragmentLowering.load,
+    mma.ScatterOp: FragmentLowering.scatter,
+    mma.PartOp: FragmentLowering.part,
     mma.StoreOp: FragmentLowering.store,
     mma.StoreGlobalOp: FragmentLowering.store_global,
     mma.LoadGlobalOp: FragmentLowering.load_global,

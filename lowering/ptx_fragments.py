@@ -28,7 +28,7 @@ from emmy.lowering.ptx_addresses import (
     room_of_fragment,
 )
 from emmy.lowering.ptx_builder import Builder, Condition, Number
-from emmy.lowering.ptx_clusters import blocks, load_blocks, store_blocks
+from emmy.lowering.ptx_clusters import ClusterFragments
 from emmy.lowering.ptx_maps import FragmentMaps, lane_position
 from emmy.lowering.ptx_shapes import FLOAT_DTYPES, Registers, Shape, element_coordinates, shape_of
 from emmy.targets import Target
@@ -66,8 +66,7 @@ class Fragments(FragmentMaps):
         """A fragment from a field; `at` is the warp's element offset in the field as stored."""
         shape = shape_of(op.result.type)
         if field.in_blocks:
-            places = blocks(self.builder, self.lane, shape, field, slot, at, op)
-            return load_blocks(self.builder, None if op.rank is None else op.rank.value.data, places)
+            return ClusterFragments(self.builder, self.lane).load(shape, field, slot, at, op)
         if shape.per_register > 1 and shape.rows > 1 and shape.cols > 1:
             if transposed and not shape.packed:
                 raise EmmyError(K_MAJOR_ONLY, location_of(op))
@@ -137,9 +136,7 @@ class Fragments(FragmentMaps):
         b, shape = self.builder, shape_of(op.value.type)
         if shape.place != "c" or 1 in (shape.rows, shape.cols) or shape.dtype not in FLOAT_DTYPES:
             raise EmmyError(f"no instruction stores the fragment {op.value.type} to shared memory", location_of(op))
-        if field.in_blocks:
-            store_blocks(b, registers, blocks(b, self.lane, shape, field, slot, at, op))
-            return
+
         if shape.packed and self.target.stmatrix and shape.cols % MATRIX == 0:
             self._store_matrices(shape, registers, field, slot, at)
             return

@@ -44,8 +44,7 @@ class ConsumerHalf:
     carried: list[Ring | Outbound | End] = field(default_factory=list["Ring | Outbound | End"])
     held: dict[tile.DotOp, list[SSAValue]] = field(default_factory=dict[tile.DotOp, list[SSAValue]])
     """Fragments of operands a, by k-step, that were loaded before the loop."""
-    shared_slots: list[tuple[Exchange, SSAValue]] = field(default_factory=list[tuple[Exchange, SSAValue]])
-    """Slots that the CTAs of a cluster read of each other."""
+
 
     def build(self, block: Block) -> None:
         """Fill the consumer's block."""
@@ -59,7 +58,7 @@ class ConsumerHalf:
             self.begin(op, emit.at(op))
             self.convert(op, emit.at(op))
             self.end(op, emit.at(op))
-        self.end_clusters(emit)
+
         for new in self.prelude:
             new.location = kernel.location
         if block.first_op is None:
@@ -86,25 +85,12 @@ class ConsumerHalf:
             if self.plan.outermost(ring.last_use) is op:
                 emit(async_copy.DrainOp(ring.name))
         for out in self.plan.outbound.values():
-            if self.plan.outermost(out.store) is op and not self.shared_slots:
+            if self.plan.outermost(out.store) is op:
                 emit(async_copy.DrainOp(out.name))
         for one in self.plan.exchanges.values():
-            if self.plan.outermost(one.use) is op and one.ctas == 1:
+            if self.plan.outermost(one.use) is op:
                 emit(async_copy.DrainOp(one.name))
 
-    def end_clusters(self, emit: Emitter) -> None:
-        """Release the slots that the CTAs of a cluster read of each other, and wait until none of them reads this CTA's.
-
-        Releases wait for all memory of a thread: they stand under the wait for what leaves, which takes longer.
-        """
-        if not self.shared_slots:
-            return
-        for one, slot in self.shared_slots:
-            emit.at(one.use)(async_copy.ReleaseOp(slot))
-        for out in self.plan.outbound.values():
-            emit.at(out.store)(async_copy.DrainOp(out.name))
-        for one, _ in self.shared_slots:
-            emit.at(one.use)(async_copy.DrainOp(one.name))
 
     def convert(self, op: Operation, emit: Emitter) -> None:
         """One op of level 2, with the waits before it and the releases after it."""
@@ -284,22 +270,23 @@ class ConsumerHalf:
         return hint(wait.slot, f"{one.name}_all")
 
     def cluster_sum(self, op: tile.ClusterSumOp, emit: Emitter) -> None:
-        """Written where the CTAs of the cluster see it; this CTA's columns of what each of them has are added in their order."""
-        one = self.plan.exchanges[op]
+        """Each other CTA of the cluster gets its columns, and gives this one's, which are added to the own ones in order."""
+        one, sums = self.plan.exchanges[op], self.value(op.arg, op, emit)
         if self.plan.schedule.warps[1] > 1:
             raise EmmyError("a sum over a cluster is cut where one warp holds a whole row", location_of(op))
-        rows, _ = one.type.get_shape()
-        row, type_ = self.offset(0, rows), self.held_type(op.result, op)
-        slot = self.exchange(one, self.value(op.arg, op, emit), [row, self.constant(0)], emit)
-        width = self.constant(tile_type(op.result).get_shape()[1])
-        column = hint(emit.value(arith.MuliOp(self.values.get(op.part, op.part), width)), "first")
-        parts = [
-            emit.value(mma.LoadOp(slot, one.name, [row, column], type_, rank=rank)) for rank in range(one.ctas)
-        ]
-        total = parts[0]
-        for part in parts[1:]:
-            total = emit.value(mma.MapOp(MapKindAttr(MapKind.ADD), [total, part], type_))
-        self.shared_slots.append((one, slot))
+        rows, _ = tile_type(op.arg).get_shape()
+        row, part = self.offset(0, rows), self.values.get(op.part, op.part)
+        acquire = emit(async_copy.AcquireOp(self.cursors[one.fill]))
+        emit(mma.ScatterOp(sums, part, hint(acquire.slot, f"{one.name}_slot"), one.name, row))
+        emit(async_copy.CommitOp(acquire.slot))
+        total = emit.value(mma.PartOp(sums, part, one.ctas))
+        wait = emit(async_copy.WaitOp(self.cursors[one.read]))
+        slot, type_ = hint(wait.slot, f"{one.name}_all"), self.held_type(op.result, op)
+        for number in range(one.ctas - 1):
+            at = row if number == 0 else emit.value(arith.AddiOp(row, self.constant(number * rows)))
+            other = emit.value(mma.LoadOp(slot, one.name, [at, self.constant(0)], type_))
+            total = emit.value(mma.MapOp(MapKindAttr(MapKind.ADD), [total, other], type_))
+        emit(async_copy.ReleaseOp(slot))
         self.define(op.result, total)
 
     def coord(self, op: tile.CoordOp, emit: Emitter) -> None:

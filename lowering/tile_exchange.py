@@ -15,7 +15,7 @@ that is computed, go through a pipeline that the consumer fills and reads itself
     async_copy.release @max, %t
     %top = mma.reduce max %all
 
-So do the sums of the CTAs of a cluster (`tile.cluster_sum`): each CTA writes its own, and reads its columns of those of all.
+So do the sums of the CTAs of a cluster (`tile.cluster_sum`): each gives the others their columns of its own.
 """
 
 from __future__ import annotations
@@ -95,7 +95,9 @@ def plan_exchanges(kernel: tile.KernelOp, columns: int, taken: set[str]) -> dict
     for op in kernel.walk():
         ctas = 1
         if isinstance(op, tile.ClusterSumOp):
-            wanted, type_, ctas = "sums", tile_type(op.arg), op.parts.value.data
+            (rows, columns_of_part), ctas = tile_type(op.result).get_shape(), op.parts.value.data
+            shape = (rows * (ctas - 1), columns_of_part)
+            wanted, type_ = "sums", tile.TileType.get(shape, tile_type(op.arg).element_type)
         elif columns == 1:
             continue
         elif isinstance(op, tile.DotOp) and not isinstance(op.a.owner, tile.LoadOp):

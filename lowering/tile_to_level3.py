@@ -42,7 +42,7 @@ class LowerTile(ModulePass):
       the end of the producer, and in the consumer after the outermost op that uses it;
     * a tile value is a fragment of place c: rows split over warp axis 0, columns over axis 1, sizes of 1 held by all; what
       then belongs to whole rows passes through `internal` pipelines of one slot (`tile_exchange`), and so do sums over a
-      cluster, whose pipeline is drained at the kernel's end: until then other CTAs may read it; a
+      cluster; a
       `dot` is one `mma.mma` for each k-step of the atom, in order of k; a computed operand a is converted to place a, as
       a whole, and cut into k-steps (no instruction: the layouts are equal); with the schedule's `hold`, one that is loaded
       outside of the loop around the `dot` is read before that loop, once;

@@ -40,8 +40,8 @@ class AllocateShared(ModulePass):
 
     Guarantees: a field lies as `emmy.layout.shared_layout` says for its tile (the widest swizzle that fits), at a
     multiple of that layout's alignment in every slot; `base` is a multiple of 1024 bytes. The mbarriers lie behind all
-    rings, and share bytes with nothing. An outbound ring, or one of a cluster, shares bytes with rings that are finished
-    before its first use in the role that uses it: drained or, in lowered form, read there for the last time (so every copy has landed: what is
+    rings, and share bytes with nothing. An outbound ring shares bytes with rings that are finished before its first use in
+    the role that uses it: drained or, in lowered form, read there for the last time (so every copy has landed: what is
     filled is read, as `verify-pipelines` says) and a barrier after that (`lower-transport` has put it there); TMA stores
     also need a `bulk_wait 0` before the barrier. Inbound rings never share bytes. The whole fits a CTA of `target`, else
     an EmmyError gives the numbers.
@@ -78,11 +78,11 @@ def allocate(kernel: tile.KernelOp, target: Target) -> None:
     rings = [op for op in kernel.block.ops if isinstance(op, async_copy.PipelineOp)]
     for ring in rings:
         lay_out(ring)
-    uses = {ring: list(ring_uses(kernel, ring)) for ring in rings}
+    uses = {ring: list(ring_uses(kernel, ring.sym_name.data)) for ring in rings}
 
     def may_share(one: async_copy.PipelineOp, other: async_copy.PipelineOp) -> bool:
         return any(
-            (later.outbound is not None or later.cluster is not None) and finished_before(uses[earlier], uses[later])
+            later.outbound is not None and finished_before(uses[earlier], uses[later])
             for earlier, later in ((one, other), (other, one))
         )
 
@@ -168,9 +168,8 @@ class Uses:
     finished: int | None
 
 
-def ring_uses(kernel: tile.KernelOp, pipeline: async_copy.PipelineOp) -> Iterator[Uses]:
-    """The halves or roles that use a ring. That of a cluster other CTAs may use until the end."""
-    ring = pipeline.sym_name.data
+def ring_uses(kernel: tile.KernelOp, ring: str) -> Iterator[Uses]:
+    """The halves or roles that use a ring."""
     bodies = [op for op in kernel.block.ops if isinstance(op, HALVES)]
     found: list[tuple[Operation, list[Operation], list[int]]] = []
     for body in bodies:
@@ -184,7 +183,7 @@ def ring_uses(kernel: tile.KernelOp, pipeline: async_copy.PipelineOp) -> Iterato
         reads = len(found) == 1 or any(isinstance(op, READS) and ring_of(op) == ring for op in body.walk())
         drained = isinstance(last, async_copy.DrainOp)
         finished = numbers[-1] if drained else barrier_after(ops, numbers[-1], ring) if reads else None
-        yield Uses(body, numbers[0], None if pipeline.cluster is not None else finished)
+        yield Uses(body, numbers[0], finished)
 
 
 READS = (async_copy.WaitOp, async_copy.WaitFullOp)

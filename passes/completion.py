@@ -25,7 +25,7 @@ class Way:
     """How the slots of one ring are filled (`outbound`: emptied), and by whom.
 
     `tma`, `cp_async`, `plain`: is there a copy (store) of that kind? `apart`: one role fills the ring and another reads it.
-    `cluster`: each CTA of a cluster fills a slot of its own, and reads those of all.
+    `cluster`: each CTA of a cluster fills the slots of the others.
     """
 
     stages: int
@@ -42,8 +42,8 @@ class Need:
     """What must be printed at an op, in this order.
 
     full, empty: a wait for the slot's mbarrier. bulk: an elected `bulk_wait` with so many groups left. pending: `wait_group`
-    with so many groups left. fence: a proxy fence. barrier: over the role. group: a commit group ends here. arrive, meet: at
-    the cluster's barrier, and wait there for all.
+    with so many groups left. fence: a proxy fence. barrier: over the role. group: a commit group ends here. begun: all CTAs of
+    the cluster have begun.
     """
 
     full: bool = False
@@ -53,8 +53,7 @@ class Need:
     fence: bool = False
     barrier: bool = False
     group: bool = False
-    arrive: bool = False
-    meet: bool = False
+    begun: bool = False
 
 
 @dataclass(frozen=True)
@@ -134,13 +133,13 @@ def _copied(tickets: Tickets) -> Tickets:
 class Completion:
     """Computes the `Need` of every protocol op of a role, from the ways of all rings.
 
-    Outbound rings, and those of a cluster, may lie over the bytes of any other ring; inbound rings never overlap.
+    Outbound rings may lie over the bytes of any other ring; inbound rings never overlap.
     """
 
     def __init__(self, ways: Mapping[str, Way]):
         self.ways = ways
         self.outbound = frozenset(ring for ring, way in ways.items() if way.outbound)
-        self.overlaid = frozenset(ring for ring, way in ways.items() if way.outbound or way.cluster)
+
         self.needs: dict[Operation, Need] = {}
 
     def run(self, block: Block) -> dict[Operation, Need]:
@@ -179,10 +178,7 @@ class Completion:
         elif isinstance(op, ac.CommitOp):
             self._commit(op, ring, state)
         elif isinstance(op, ac.ReleaseOp):
-            if self.ways[ring].cluster:
-                self._need(op, Need(arrive=True), state)  # nothing lies over its bytes
-            else:
-                state.read |= {ring}
+            state.read |= {ring}
         elif isinstance(op, mma.StoreOp) and ring_name(op.slot) in self.outbound:
             state.written |= {ring_name(op.slot)}
             state.unfenced |= {ring_name(op.slot)}
@@ -203,11 +199,11 @@ class Completion:
         if way.apart:
             self._need(op, Need(empty=True), state)
         elif way.cluster:
-            self._need(op, Need(barrier=bool(state.read)), state)
+            self._need(op, Need(begun=True), state)
         elif not way.outbound:
             # What was written by `st.shared` where TMA may write now is fenced first.
             fence = way.tma and bool(state.unfenced)
-            self._need(op, Need(fence=fence, barrier=fence or bool(state.read & {ring, *self.overlaid})), state)
+            self._need(op, Need(fence=fence, barrier=fence or bool(state.read & {ring, *self.outbound})), state)
         elif not way.tma:
             self._need(op, Need(barrier=bool(state.read)), state)
         else:
@@ -226,9 +222,7 @@ class Completion:
             fail(op, f"pipeline @{ring} is waited for here with no ticket outstanding")
         oldest = state.tickets[ring][0]
         if way.cluster:
-            # The barrier of the cluster is one of the role, too.
-            self._need(op, Need(arrive=True, meet=True), state)
-            state.barrier()
+            self._need(op, Need(full=True), state)
             state.tickets[ring].pop(0)
             return
         if oldest.age < 0:
@@ -274,5 +268,3 @@ class Completion:
         elif not way.outbound:
             # Every ticket has been waited for: what is outstanding are the empty ones of a stream that has ended.
             state.tickets[ring] = []
-            if way.cluster:
-                self._need(op, Need(meet=True), state)

@@ -15,7 +15,7 @@ from xdsl.passes import ModulePass
 from emmy.dialects import async_copy as ac
 from emmy.dialects import mma
 from emmy.dialects.async_copy_rings import ring_name
-from emmy.dialects.tile import KernelOp, ViewType
+from emmy.dialects.tile import KernelOp, TileType, ViewType
 from emmy.passes.alignment import vector_bytes
 from emmy.passes.completion import Completion, Need, Way
 from emmy.passes.emitter import Emitter
@@ -55,9 +55,9 @@ class LowerTransport(ModulePass):
     Results leave by plain stores after a barrier, or by TMA: proxy fence, barrier, elected store, bulk commit; the slot is
     acquired again after an elected `bulk_wait .. read` and a barrier.
 
-    Where each CTA of a cluster fills a slot of a pipeline and reads those of all, a wait is an arrival at the cluster's barrier
-    and the wait there; a release is an arrival, for which `drain` waits: so nobody ends, or fills the slot again, while others
-    read it. Such a pipeline is used once: a step of it in a loop is an EmmyError.
+    Where the CTAs of a cluster fill each other's slots, an acquire waits until all of them have begun (`cluster_wait`), and says
+    how many bytes the others will write into this CTA's slot (`expect_tx`); a wait is one for its full mbarrier, on which these
+    bytes count as they arrive. Nobody says that such a slot is empty again: a step of its pipeline in a loop is an EmmyError.
 
     Pipelines get `full_count`, `empty_count` and `tx_bytes`. One ring may mix transports, copy by copy.
 
@@ -210,7 +210,10 @@ class _Lowering:
         return way.apart and (way.plain or crowd)
 
     def _ticket_bytes(self, ring: str) -> int:
-        """Bytes that TMA brings with one ticket. Every ticket of a ring is filled alike, or its copies stand at two places."""
+        """Bytes that TMA, or the other CTAs of a cluster, bring with one ticket. Every ticket of a ring is filled alike, or its
+        copies stand at two places."""
+        if self.ways[ring].cluster:
+            return sum(field_bytes(cast(TileType, type_)) for type_ in self.pipelines[ring].fields.data.values())
         sums: dict[SSAValue, int] = {}
         for op, new in self._moved(ring):
             if new is ac.TmaLoadOp:
@@ -225,17 +228,17 @@ class _Lowering:
     def _count(self, ring: str) -> None:
         """How many arrivals end a phase of the ring's mbarriers."""
         way, pipeline = self.ways[ring], self.pipelines[ring]
-        if way.outbound or not (way.apart or way.tma) or ring not in self.fillers:
+        if way.outbound or not (way.apart or way.tma or way.cluster) or ring not in self.fillers:
             return
         warps = self.fillers[ring].active_warps
-        full = int(way.tma)
+        full = int(way.tma or way.cluster)
         if way.apart:
             full += WARP * warps * way.cp_async + warps * self._all_arrive(ring)
             readers = self.readers.get(ring)
             if readers is not None:
                 pipeline.empty_count = IntegerAttr(readers.active_warps, i64)
         pipeline.full_count = IntegerAttr(full, i64)
-        if way.tma:
+        if way.tma or way.cluster:
             pipeline.tx_bytes = IntegerAttr(self.tickets[ring], i64)
 
     # ---- ops of a role ---------------------------------------------------------------------------------------------------
@@ -254,7 +257,7 @@ class _Lowering:
                 op.erase()
 
     def _check_clusters(self, role: ac.RoleOp) -> None:
-        """The barrier of a cluster counts the warps of all roles that have not ended: it is met where the others end."""
+        """A slot that other CTAs fill is filled once."""
         for op in role.walk():
             ring = ring_of(op)
             if (
@@ -280,15 +283,15 @@ class _Lowering:
             emit(ac.BarrierOp())
         if need.group:
             emit(ac.CommitGroupOp())
-        if need.arrive:
-            emit(ac.ClusterArriveOp())
-        if need.meet:
+        if need.begun:
             emit(ac.ClusterWaitOp())
         if isinstance(op, ac.AcquireOp | ac.WaitOp):
             slot = emit(ac.SlotOp(op.cursor, op.predicate if isinstance(op, ac.AcquireOp) else None))
             for old, new in zip(op.results, slot.results, strict=True):
                 new.name_hint = old.name_hint
                 old.replace_all_uses_with(new)
+            if need.begun:
+                _elect(emit, [ac.ExpectTxOp(slot.slot, self.tickets[str(ring_of(op))])])
         elif isinstance(op, ac.CopyOp):
             self._copy(op, emit, loads)
         elif isinstance(op, ac.StoreOp):

@@ -14,7 +14,7 @@ from xdsl.passes import ModulePass
 
 from emmy.dialects import async_copy as ac
 from emmy.dialects import mma
-from emmy.dialects.async_copy_rings import find_pipeline, ring_name
+
 from emmy.dialects.tile import KernelOp
 from emmy.passes.merge_halves import Merger
 from emmy.passes.protocol import fail
@@ -123,7 +123,7 @@ def _specialize(
 def _release_early(consumer: ac.ConsumerOp) -> None:
     """Move each release up to where its slot has been read: the producer may refill it while products still run."""
     for op in list(consumer.walk()):
-        if not isinstance(op, ac.ReleaseOp) or _of_cluster(op):
+        if not isinstance(op, ac.ReleaseOp):
             continue
         block, before = op.parent_block(), op.prev_op
         while before is not None and not _needs_slot(before, op.slot):
@@ -132,11 +132,6 @@ def _release_early(consumer: ac.ConsumerOp) -> None:
             op.detach()
             block.insert_op_after(op, before)
 
-
-def _of_cluster(op: ac.ReleaseOp) -> bool:
-    """Whether a slot is read by other CTAs too: its release is an arrival that waits for all memory, and stands at the end."""
-    pipeline = find_pipeline(op, ring_name(op.slot))
-    return pipeline is not None and pipeline.cluster is not None
 
 
 def _needs_slot(op: Operation, slot: SSAValue) -> bool:

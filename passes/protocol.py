@@ -38,7 +38,6 @@ EVENT_OPS = (
     ac.BulkWaitOp,
     ac.FenceProxyAsyncOp,
     ac.WarpSyncOp,
-    ac.ClusterArriveOp,
     ac.ClusterWaitOp,
     ac.WaitFullOp,
     ac.WaitEmptyOp,

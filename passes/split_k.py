@@ -31,8 +31,8 @@ class SplitK(ModulePass):
 
     Guarantees: CTA number c computes tile c / S. In the loop it takes the steps that are its own, c mod S: the first ones of
     S nearly equal runs, and so on, which together are all of them in order. After the loop `tile.cluster_sum` gives it a part
-    of the columns, of which it alone computes and stores the rest. A launch has S times as many CTAs. The sums are added in the
-    order of the CTAs' numbers, so that results do not depend on timing.
+    of the columns, of which it alone computes and stores the rest. A launch has S times as many CTAs. Each element is added up in
+    one order, so that results do not depend on timing.
 
     Before:                                              After (S = 2, 60 steps):
         %m, %n = tile.grid [%M by 128, %N by 128] ..         %c = tile.cta_id;  %part = arith.remui %c, %c2

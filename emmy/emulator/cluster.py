@@ -143,6 +143,10 @@ class Cluster:
             self.touch(address // WINDOW, w, i)
         return found
 
+    def mapped(self, addresses: Array, warp: Array) -> Array:
+        """The same places, of accesses that end by themselves: the CTA that they are in counts them on an mbarrier of its own."""
+        return np.where(addresses >= WINDOW, addresses - WINDOW, self.own(addresses, warp))
+
     def check_rank(self, rank: int, warp: int, lane: int) -> None:
         """Fault if the CTA of a rank, whose shared memory a lane accesses, does not exist or has ended."""
         if rank >= len(self.places):

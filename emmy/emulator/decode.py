@@ -77,6 +77,7 @@ _MODULES = (
     "register_pool",
     "matrix_operations",
     "cluster_operations",
+    "async_store_operations",
     "wgmma_operations",
 )
 

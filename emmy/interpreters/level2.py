@@ -73,9 +73,10 @@ def _run_cluster(kernel: tile.KernelOp, ctas: list[Cta]) -> None:
         parts = {int(cta.values[op.part]): cta for cta in ctas}
         if sorted(parts) != list(range(op.parts.value.data)):
             raise EmmyError(f"the CTAs of a cluster have parts {sorted(parts)} of {op.parts.value.data}", location_of(op))
-        sums: Array = functools.reduce(np.add, (parts[part].values[op.arg] for part in sorted(parts)))
-        for part, columns in enumerate(np.split(sums, len(parts), axis=-1)):
-            parts[part].values[op.result] = columns
+        for part, cta in parts.items():
+            order = [(part + step) % len(parts) for step in range(len(parts))]
+            columns = [np.split(parts[other].values[op.arg], len(parts), axis=-1)[part] for other in order]
+            cta.values[op.result] = functools.reduce(np.add, columns)
     for cta in ctas:
         cta.run(ops)
 

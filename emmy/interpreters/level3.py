@@ -183,7 +183,7 @@ def _run(
             why = next(bodies[number])
         except StopIteration:
             alive.remove(number)
-            machine.end(machine.everyone[number])
+
             return
         if why is not None:
             reasons[number] = why

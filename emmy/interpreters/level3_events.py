@@ -33,8 +33,7 @@ class EventMachine(Machine):
         """The time of each copy engine."""
         self.meetings: dict[tuple[str, str, int], Array] = {}
         """(kind, who meets, how manieth time) -> what all that have come knew."""
-        self.ended: set[int] = set()
-        """Warps that have ended: a cluster's barrier does not wait for them."""
+
 
     # ---- order -------------------------------------------------------------------------------------------------------
 
@@ -100,8 +99,7 @@ class EventMachine(Machine):
         slot = self.take(warp, name, side, cursor)
         if side == "fill":
             for other in self.rings.values():
-                over = other.outbound or slot.ring.outbound or slot.ring.cluster > 1
-                if other is not slot.ring and other.cluster == 1 and over:
+                if other is not slot.ring and (other.outbound or slot.ring.outbound):
                     self.check_overlay(warp, slot.ring, other)
         return slot, cursor + 1
 
@@ -206,42 +204,6 @@ class EventMachine(Machine):
                 warp.synced = warp.events
             return None
         return f"{kind} {number}: {there} of {len(mates)} warps are there"
-
-    def cluster_arrive(self, warp: Warp) -> None:
-        """At the cluster's barrier: once more than the warp has waited there."""
-        number = warp.arrivals.get("cluster", 0) + 1
-        if number > warp.arrivals.get("cluster wait", 0) + 1:
-            self.fault(warp, "arrives at the cluster's barrier a second time, with no cluster_wait in between")
-        warp.arrivals["cluster"] = number
-        meetings, key = self.cluster[0].meetings, ("cluster", "", number)
-        meetings[key] = np.maximum(meetings.get(key, 0), self.publish(warp))
-
-    def cannot_pass_cluster(self, warp: Warp) -> str | None:
-        """The barrier opens when every warp of the cluster has arrived or ended."""
-        number = warp.arrivals.get("cluster", 0)
-        if number == warp.arrivals.get("cluster wait", 0):
-            self.fault(warp, "waits at the cluster's barrier without having arrived there")
-        machines = cast("list[EventMachine]", self.cluster)
-        alive = [w for machine in machines for w in machine.warps if w.number not in machine.ended]
-        there = sum(w.arrivals.get("cluster", 0) >= number for w in alive)
-        if there < len(alive):
-            return f"cluster_wait {number}: {there} of {len(alive)} warps are there"
-        warp.arrivals["cluster wait"] = number
-        self.learn(warp, machines[0].meetings["cluster", "", number])
-        return None
-
-    def end(self, warp: Warp) -> None:
-        """The warp has ended. With the last one of its CTA its memory is gone: nobody may still be reading it."""
-        self.ended.add(warp.number)
-        if len(self.ended) < len(self.warps):
-            return
-        known = np.maximum.reduce([w.clock for w in self.warps])
-        for ring in self.rings.values():
-            for reader, time in enumerate(ring.last_read):
-                if time > known[reader] and self.everyone[reader] not in self.warps:
-                    self.fault(
-                        warp, f"ends, and nothing tells it that warp {reader} of another CTA has read its slot of @{ring.name}"
-                    )
 
     def fence_proxy_async(self, warp: Warp) -> None:
         """What the warp has written is there for the copy engine, what it has read is read."""
@@ -365,6 +327,37 @@ class EventMachine(Machine):
         flight.on_landing = landed
         self.launch(flight)
 
+    def scatter(self, warp: Warp, value: Array, slot: Slot | None, name: str, row: int, part: int) -> None:
+        """Each other CTA of the cluster gets its part of the columns; the bytes count on its full barrier when they land.
+
+        Of the two halves of a lone warp, the first one does it.
+        """
+        if slot is None:
+            self.fault(warp, "scatters into a slot that was not acquired (its condition was false)")
+        self.steps += 1
+        if warp.share != warp.index:
+            return
+        for machine, flight in self.scattered(warp, value, slot, name, row, part):
+            other = cast(EventMachine, machine)
+            other.give(warp, flight, slot)
+            self.launch(flight)
+
+    def give(self, warp: Warp, flight: Flight, slot: Slot) -> None:
+        """A warp of another CTA begins to write into a slot of this one."""
+        ring = self.rings[slot.ring.name]
+        self.check_write(warp, slot, flight.cells, flight.place)
+        flight.cells.done[flight.place] = NEVER
+        barrier, engine = self.mbarrier(warp, ring, "full", slot.stage), ring.engine + slot.stage
+        barrier.flights.append(flight)
+
+        def landed() -> None:
+            barrier.flights.remove(flight)
+            barrier.arriving[engine] = self.tick(engine, [flight])
+            barrier.bytes -= flight.value.nbytes
+            barrier.settle()
+
+        flight.on_landing = landed
+
     def tma_store(self, warp: Warp, slot: Slot, name: str, view: Array, at: Sequence[int]) -> None:
         """The whole field, read some time before the bulk group is done."""
         cells, place = slot.ring.fields[name], (slot.stage,)
@@ -409,18 +402,9 @@ class EventMachine(Machine):
     # ---- fragments and results ---------------------------------------------------------------------------------------
 
     def load(
-        self,
-        warp: Warp,
-        slot: Slot,
-        name: str,
-        at: Sequence[int],
-        shape: tuple[int, int],
-        in_place: bool = False,
-        rank: int | None = None,
+        self, warp: Warp, slot: Slot, name: str, at: Sequence[int], shape: tuple[int, int], in_place: bool = False
     ) -> Array:
-        """A fragment's elements as stored, in the CTA of that rank of the cluster. What is read `in_place` the async proxy reads:
-        it needs no fence to be refilled."""
-        slot = self.slot_of(warp, slot, rank)
+        """A fragment's elements as stored. What is read `in_place` the async proxy reads: it needs no fence to be refilled."""
         cells, elements, place = self.fragment_place(warp, slot, name, at, shape)
         self.check_read(warp, slot, cells, place, by_lanes=not in_place)
         self.steps += 1

@@ -7,7 +7,7 @@ Every misuse raises `Level3Error`.
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
@@ -108,14 +108,21 @@ class Machine:
         """The ring as every CTA of its cluster has it; itself alone if it is no cluster's."""
         return [machine.rings[ring.name] for machine in self.cluster] if ring.cluster > 1 else [ring]
 
-    def slot_of(self, warp: Warp, slot: Slot, rank: int | None) -> Slot:
-        """The slot, or that of the CTA of a rank."""
-        if rank is None:
-            return slot
+    def scattered(
+        self, warp: Warp, value: Array, slot: Slot, name: str, row: int, part: int
+    ) -> Iterator[tuple[Machine, Flight]]:
+        """What a warp of CTA number `part` of a cluster gives each other one of a fragment, which is in flight (`mma.scatter`)."""
         rings = self.rings_of(slot.ring)
-        if rank >= len(rings):
-            self.fault(warp, f"reads the slot of CTA {rank} of a cluster of {len(rings)}")
-        return Slot(rings[rank], slot.side, slot.ticket)
+        for number, (machine, ring) in enumerate(zip(self.cluster, rings, strict=True)):
+            if number == part:
+                continue
+            cells = ring.fields[name]
+            first = (part - number - 1) % len(rings) * (cells.shape[0] // (len(rings) - 1)) + row
+            columns = cells.shape[1]
+            if first < 0 or first + len(value) > cells.shape[0] or value.shape[1] != len(rings) * columns:
+                self.fault(warp, f"a fragment of {value.shape} at row {first} leaves field '{name}' of @{slot.ring.name}")
+            piece = value[:, number * columns : (number + 1) * columns].copy()
+            yield machine, Flight(cells, (slot.stage, slice(first, first + len(value))), piece, slot.ticket)
 
     # ---- common ------------------------------------------------------------------------------------------------------
 
@@ -138,8 +145,6 @@ class Machine:
         elif self.landing == "random":
             self.flying.append(flight)
 
-    def end(self, warp: Warp) -> None:
-        """A warp has ended."""
 
     def finish(self) -> None:
         """Check what must hold when all warps have ended."""
@@ -208,7 +213,8 @@ class ProtocolMachine(Machine):
         slot = self.take(warp, name, "fill", cursor)
         if slot.ring.opened <= cursor:
             slot.ring.opened = cursor + 1
-            slot.ring.poison(cursor)
+            if slot.ring.cluster == 1:  # other CTAs may have filled it already
+                slot.ring.poison(cursor)
         warp.held[slot] = 0
         return slot, cursor + 1
 
@@ -233,8 +239,8 @@ class ProtocolMachine(Machine):
             done = ring.committed.get(cursor, 0)
             if done < ring.fillers or not ring.fillers:
                 return f"wait @{name}: ticket {cursor} is committed by {done} of {ring.fillers} warps"
-            for flight in ring.flights.pop(cursor, []):
-                flight.land()
+        for flight in self.rings[name].flights.pop(cursor, []):
+            flight.land()
         return None
 
     def wait(self, warp: Warp, name: str, cursor: int) -> tuple[Slot, int]:
@@ -250,24 +256,21 @@ class ProtocolMachine(Machine):
         ring = slot.ring
         ring.released[slot.ticket] = ring.released.get(slot.ticket, 0) + 1
         self.steps += 1
-        rings = self.rings_of(ring)
-        if all(one.released.get(slot.ticket, 0) == one.readers for one in rings):
-            for one in rings:
-                one.poison(slot.ticket)
+        if ring.released[slot.ticket] == ring.readers:
+            ring.poison(slot.ticket)
+
+    def scatter(self, warp: Warp, value: Array, slot: Slot | None, name: str, row: int, part: int) -> None:
+        """Each other CTA of the cluster gets its part of the columns, which lands when its slot is waited for."""
+        held = self.holds(warp, slot, "scatters into")
+        for machine, flight in self.scattered(warp, value, held, name, row, part):
+            machine.rings[held.ring.name].flights.setdefault(flight.ticket, []).append(flight)
+            self.launch(flight)
 
     def load(
-        self,
-        warp: Warp,
-        slot: Slot,
-        name: str,
-        at: Sequence[int],
-        shape: tuple[int, int],
-        in_place: bool = False,
-        rank: int | None = None,
+        self, warp: Warp, slot: Slot, name: str, at: Sequence[int], shape: tuple[int, int], in_place: bool = False
     ) -> Array:
-        """A fragment's elements as stored, in the CTA of that rank of the cluster."""
+        """A fragment's elements as stored."""
         self.holds(warp, slot, "loads from")
-        slot = self.slot_of(warp, slot, rank)
         cells, elements, place = self.fragment_place(warp, slot, name, at, shape)
         self.check_data(warp, slot, cells, place)
         return cells.data[elements].reshape(shape).copy()
@@ -307,9 +310,6 @@ class ProtocolMachine(Machine):
         """A warp that fills and does not read waits until all its tickets have been released."""
         ring = self.rings[name]
         filled = warp.next.get((name, "fill"), 0)
-        if ring.cluster > 1:
-            others = [one for one in self.rings_of(ring) if one.released.get(filled - 1, 0) < one.readers]
-            return f"drain @{name}: {len(others)} CTAs of the cluster have not released it" if others else None
         if ring.outbound or (name, "read") in warp.next:
             return None
         open_tickets = [
