@@ -96,13 +96,13 @@ class CpAsyncOp(_CopyByThreads):
 
 @irdl_op_definition
 class PlainCopyOp(_CopyByThreads):
-    """The same by `ld.global` and `st.shared`, `bytes` (2, 4, 8 or 16) at a time; complete for its thread when it returns."""
+    """The same by `ld.global` and `st.shared`, `bytes` (1, 2, 4, 8 or 16) at a time; complete for its thread when it returns."""
 
     name = "async_copy.plain_copy"
 
     def verify_(self) -> None:
-        if self.bytes.value.data not in (2, 4, 8, 16):
-            raise VerifyException(f"a plain copy moves 2, 4, 8 or 16 bytes at a time, not {self.bytes.value.data}")
+        if self.bytes.value.data not in (1, 2, 4, 8, 16):
+            raise VerifyException(f"a plain copy moves 1, 2, 4, 8 or 16 bytes at a time, not {self.bytes.value.data}")
         super().verify_()
 
 

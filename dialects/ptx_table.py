@@ -230,6 +230,7 @@ _TMA_LOADS: tuple[tuple[str, str, float], ...] = (
 """The same load in two spellings. For the first, ptxas calls a function at every load on sm_120a; the second is newer."""
 
 _ACCESSES: tuple[tuple[str, str], ...] = (
+    ("b8", "h"),
     ("b16", "h"),
     ("b32", "r"),
     ("v2.b32", "rr"),

@@ -17,13 +17,13 @@ from emmy.chained_schedules import CHAINED_ROWS, table_row
 from emmy.dialects import async_copy, tile
 from emmy.dialects.async_copy_rings import ring_name
 from emmy.dialects.common import DYNAMIC
-from emmy.dialects.tensor_op import CompositeOp, MatmulOp, accumulation_policy, tensor_type
+from emmy.dialects.tensor_op import EIGHT_BITS, CompositeOp, MatmulOp, accumulation_policy, tensor_type
 from emmy.dialects.tile import ScheduleAttr
 from emmy.errors import SourceLocation
 from emmy.locations import location_of
 from emmy.options import Options
 from emmy.passes.timed_schedules import timed_schedules
-from emmy.schedule_table import CANDIDATES, HYBRID_CANDIDATES, UNKNOWN_SIZE
+from emmy.schedule_table import TABLES, UNKNOWN_SIZE
 from emmy.schedules import Schedule
 from emmy.targets import get_target
 
@@ -110,7 +110,8 @@ def _table_reason(op: MatmulOp, schedule: Schedule, options: Options) -> str:
 def _row_of(op: MatmulOp, schedule: Schedule, options: Options, why: str = "") -> str:
     """The row of the table, why it is chosen, and what options replaced."""
     hybrid = accumulation_policy(op).policy.data == "hybrid"
-    rows = (HYBRID_CANDIDATES if hybrid else CANDIDATES)[options.target]
+    eight_bits = isinstance(tensor_type(op.a).element_type, EIGHT_BITS)
+    rows = TABLES[eight_bits, hybrid][options.target]
     replaced = [name for name, _ in options.schedule]
     kept = [f.name for f in fields(Schedule) if f.name not in replaced]
     matching = [
@@ -121,7 +122,7 @@ def _row_of(op: MatmulOp, schedule: Schedule, options: Options, why: str = "") -
     if "block" in replaced:
         text = "options choose the block"
     elif matching:
-        which = f"{'hybrid ' if hybrid else ''}table of {options.target}"
+        which = f"{'8-bit ' if eight_bits else ''}{'hybrid ' if hybrid else ''}table of {options.target}"
         text = f"row {matching[0]} of {len(rows)} of the {which}{why}"
     else:
         text = "the smallest tile of the table, with as many stages as fit beside the epilogue"
@@ -158,5 +159,5 @@ def _waves(op: MatmulOp | CompositeOp, schedule: Schedule, target: str) -> str:
 def _resident(schedule: Schedule, target: str) -> int:
     """CTAs that an SM runs side by side, as far as the row of the table with this tile counts on it."""
     tile_ = schedule.block, schedule.warps, schedule.atom
-    rows = (row for row in CANDIDATES[target] if (row.schedule.block, row.schedule.warps, row.schedule.atom) == tile_)
-    return next((row.resident for row in rows), 1)
+    rows = (row for table in TABLES.values() for row in table.get(target, ()))
+    return next((r.resident for r in rows if (r.schedule.block, r.schedule.warps, r.schedule.atom) == tile_), 1)

@@ -79,10 +79,15 @@ def shared_bytes(schedule: Schedule, epilogue: Epilogue = Epilogue(), operand_by
     return end + slots * each * MBARRIER_BYTES
 
 
-def least_registers(schedule: Schedule, f16_sums: bool = False) -> int:
-    """32-bit registers that a thread of a product cannot do without: accumulators, one set of fragments, addresses."""
+def least_registers(schedule: Schedule, f16_sums: bool = False, partial_sums: bool = False) -> int:
+    """32-bit registers that a thread of a product cannot do without: accumulators, one set of fragments, addresses.
+
+    `partial_sums`: whether they are added up from others; those of warpgroups are a whole accumulator more.
+    """
     rows, columns = (schedule.block[axis] // schedule.warps[axis] for axis in (0, 1))
     accumulators = rows * columns // (64 if f16_sums else 32)
+    if partial_sums and schedule.atom == WARPGROUP_ATOM:
+        accumulators *= 2
     operands = 0 if schedule.atom == WARPGROUP_ATOM else (rows + columns) * 16 // 64
     return accumulators + operands + ADDRESS_REGISTERS
 
@@ -131,11 +136,16 @@ def register_split(schedule: Schedule, target: Target) -> RegisterSplit | str | 
 
 
 def problem_on_target(
-    schedule: Schedule, target: Target, epilogue: Epilogue = Epilogue(), f16_sums: bool = False
+    schedule: Schedule,
+    target: Target,
+    epilogue: Epilogue = Epilogue(),
+    f16_sums: bool = False,
+    operand_bytes: int = 2,
+    partial_sums: bool = False,
 ) -> str | None:
-    """One sentence about why a target cannot run a product of 16-bit operands with this schedule, or None.
+    """One sentence about why a target cannot run a product with this schedule, or None.
 
-    `f16_sums`: whether accumulators are f16.
+    `f16_sums`: whether accumulators are f16. `operand_bytes`: of an element. `partial_sums`: whether the policy is hybrid.
     """
     if schedule.splits:
         return f"splits is for two products in a row, where it is a number of CTAs; this is one product, got {schedule.splits}"
@@ -149,8 +159,8 @@ def problem_on_target(
             return f"split_k = {schedule.split_k} adds up sums in f32; use accumulate<f32>"
     if schedule.transport == "tma" and not target.tma:
         return f"transport = tma needs sm_90 or later, and the target is {target.name}; use cp_async"
-    needed = shared_bytes(replace(schedule, transport=transport_on(schedule, target)), epilogue)
-    return problem_with_limits(schedule, target, needed, least_registers(schedule, f16_sums))
+    needed = shared_bytes(replace(schedule, transport=transport_on(schedule, target)), epilogue, operand_bytes)
+    return problem_with_limits(schedule, target, needed, least_registers(schedule, f16_sums, partial_sums))
 
 
 def problem_with_limits(schedule: Schedule, target: Target, shared: int, registers: int) -> str | None:

@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 from math import prod
 
 from emmy.schedule_limits import AUTO_TRANSPORT, Epilogue, problem_on_target, transport_on
-from emmy.schedules import WARPGROUP_ATOM, Schedule
-from emmy.targets import Target
+from emmy.schedules import EIGHT_BIT_SHARE, WARPGROUP_ATOM, Schedule
+from emmy.targets import TARGETS, Target
 
 ELEMENTWISE_BLOCK = (32, 256)
 """Tile (rows, columns) of a kernel without a product."""
@@ -160,6 +160,43 @@ HYBRID_CANDIDATES: dict[str, tuple[Candidate, ...]] = {
 """The same for sums of the hybrid policy."""
 
 
+def _eight_bits(candidate: Candidate) -> Candidate:
+    """The row for operands of 8 bits: as many bytes of K, and so twice as many elements; everything else stays."""
+    schedule, (rows, columns, depth) = candidate.schedule, candidate.schedule.block
+    atom = schedule.atom if schedule.atom == WARPGROUP_ATOM else EIGHT_BIT_SHARE
+    return replace(candidate, schedule=replace(schedule, block=(rows, columns, 2 * depth), atom=atom))
+
+
+EIGHT_BIT_CANDIDATES: dict[str, tuple[Candidate, ...]] = {
+    target: tuple(_eight_bits(candidate) for candidate in candidates)
+    for target, candidates in CANDIDATES.items()
+    if TARGETS[target].fp8
+}
+"""The schedules of products of 8-bit operands."""
+
+# Partial sums in f32 are as large as the sums: a warp has 64 rows of 32 columns, and a warpgroup 192 columns at most, where 256
+# would be 256 registers.
+_EIGHT_BIT_HYBRID = _tiles(
+    ((128, 128, 128), (2, 4), 3, 1.0),
+    ((64, 128, 128), (2, 4), 4, 0.8),
+    ((64, 64, 128), (2, 2), 4, 0.6),
+    base=replace(_HYBRID, atom=EIGHT_BIT_SHARE),
+)
+
+EIGHT_BIT_HYBRID_CANDIDATES: dict[str, tuple[Candidate, ...]] = {
+    target: (
+        *(
+            replace(c, rate=0.9 * c.rate)
+            for c in rows
+            if c.schedule.atom == WARPGROUP_ATOM and c.schedule.block[1] <= 192
+        ),
+        *_transported(target, _EIGHT_BIT_HYBRID),
+    )
+    for target, rows in EIGHT_BIT_CANDIDATES.items()
+}
+"""The same for sums of the hybrid policy."""
+
+
 @dataclass(frozen=True)
 class Spill:
     """Kernels that ptxas was seen to spill, in some layout of the operands: the table's choice is another row there.
@@ -228,6 +265,15 @@ WORTHWHILE = 1.02
 NO_EPILOGUE = Epilogue()
 
 
+TABLES = {
+    (False, False): CANDIDATES,
+    (False, True): HYBRID_CANDIDATES,
+    (True, False): EIGHT_BIT_CANDIDATES,
+    (True, True): EIGHT_BIT_HYBRID_CANDIDATES,
+}
+"""Whether operands have 8 bits, and whether sums are hybrid -> the table."""
+
+
 def as_it_is(schedule: Schedule) -> Schedule:
     return schedule
 
@@ -259,6 +305,7 @@ class Product:
     `partial`: contraction elements that are summed in f16 at most, under the hybrid policy, else 0. `asked`: sets the fields
     that are not left to the table; a candidate must be legal, and keep within registers (`SPILLS`), with them. `wide`:
     whether rows of the operands are known to be whole units of 16 bytes. `f16_sums`: whether accumulators are f16.
+    `eight_bits`: whether operands have 8 bits, or 16.
     """
 
     m: int | None
@@ -270,10 +317,15 @@ class Product:
     wide: bool = True
     f16_sums: bool = False
     k: int | None = None
+    eight_bits: bool = False
 
     def fits(self, schedule: Schedule, target: Target) -> bool:
         """Whether the target can run it."""
-        return (schedule.problem() or problem_on_target(schedule, target, self.epilogue, self.f16_sums)) is None
+        operand_bytes = 1 if self.eight_bits else 2
+        return (
+            schedule.problem()
+            or problem_on_target(schedule, target, self.epilogue, self.f16_sums, operand_bytes, self.partial > 0)
+        ) is None
 
     def complete(self, schedule: Schedule) -> Schedule:
         """A row of the table with what is asked for."""
@@ -282,7 +334,7 @@ class Product:
 
     def rows(self, target: Target) -> list[Candidate]:
         """The rows of the table for products of this kind."""
-        candidates = (HYBRID_CANDIDATES if self.partial else CANDIDATES)[target.name]
+        candidates = TABLES[self.eight_bits, self.partial > 0][target.name]
         # A row is about its atom: with another one it would be another row. What TMA cannot move, wgmma does not read.
         atoms = [c for c in candidates if self.wide or c.schedule.atom != WARPGROUP_ATOM]
         return [c for c in atoms if self.complete(c.schedule).atom == c.schedule.atom] or list(candidates)
@@ -295,7 +347,13 @@ class Product:
             if self.partial >= c.least_partial and self.fits(self.complete(c.schedule), target)
         ]
         # What is asked for may spill in any row; ptxas has the last word on that.
-        return [c for c in legal if not _spills(self.complete(c.schedule), target, self.partial, self.wide)] or legal
+        return [c for c in legal if not self.spills(self.complete(c.schedule), target)] or legal
+
+    def spills(self, schedule: Schedule, target: Target) -> bool:
+        """Whether ptxas was seen to spill such a kernel, or one of 16-bit operands with as many bytes."""
+        rows, columns, depth = schedule.block
+        block = (rows, columns, depth // 2 if self.eight_bits else depth)
+        return _spills(replace(schedule, block=block), target, 0 if self.eight_bits else self.partial, self.wide)
 
     def sizes(self) -> tuple[int, int, int, int]:
         """m, n, batch and k; what is known at run time only is large, but one product is enough for it."""

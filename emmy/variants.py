@@ -75,14 +75,15 @@ def parse_variants(text: str) -> tuple[str, ...]:
 
 
 WIDE_BLOCK, NARROW_BLOCK = (128, 128, 64), (64, 128, 64)
-"""The largest tiles that are copied by `cp.async`, and element by element: those need registers for what is on its way."""
+"""The largest tiles of 16-bit operands that are copied by `cp.async`, and element by element: those need registers for what is
+on its way."""
 
 MOST_STAGES = 3
 """Of rings that are filled by threads."""
 
 
-def schedule_of(variant: Variant, schedule: Schedule, hybrid: bool) -> Schedule:
-    """The schedule of a variant of a product whose preferred kernel has `schedule`.
+def schedule_of(variant: Variant, schedule: Schedule, hybrid: bool, operand_bits: int = 16) -> Schedule:
+    """The schedule of a variant of a product whose preferred kernel has `schedule`, and whose operands so many bits.
 
     Tensors that are aligned to 16 bytes keep it, for TMA and the widest copies take them with any strides. Others are copied by
     all threads, whose addresses take registers: a smaller tile, one set of warps, and no field that was tuned for TMA.
@@ -90,10 +91,12 @@ def schedule_of(variant: Variant, schedule: Schedule, hybrid: bool) -> Schedule:
     if variant.layout == "dense" or variant.align == 16:
         return schedule
     narrow = variant.layout == "any" or variant.align < 4
-    largest = NARROW_BLOCK if narrow else WIDE_BLOCK
+    rows, columns, depth = NARROW_BLOCK if narrow else WIDE_BLOCK
+    largest = rows, columns, depth * 16 // operand_bits
     block = tuple(min(size, most) for size, most in zip(schedule.block, largest, strict=True))
     return Schedule(
         block=block,
+        atom=schedule.fragment_atom_of(operand_bits),
         warps=(2 if block[0] % 32 == 0 else 1, next((n for n in (4, 2) if block[1] % (32 * n) == 0), 1)),
         stages=min(schedule.stages, MOST_STAGES),
         transport="cp_async",

@@ -28,7 +28,7 @@ from emmy.lowering.ptx_addresses import (
 )
 from emmy.lowering.ptx_builder import Builder, Condition, Number
 
-LOADS: dict[int, str] = {2: "b16", 4: "b32", 8: "v2_b32", 16: "v4_b32"}
+LOADS: dict[int, str] = {1: "b8", 2: "b16", 4: "b32", 8: "v2_b32", 16: "v4_b32"}
 """Width of an access in bytes -> suffix of its op."""
 
 BATCH = 8

@@ -1,7 +1,8 @@
 """Level 1 to level 2: `lower-tensor-op` turns products and elementwise chains into kernels over tiles and their launches.
 
 Accepts: functions of one block that hold `tensor_op.matmul` and composites (each with its `emmy.schedule`), `map`, `cast`
-and `func.return`, over f16, bf16 and f32 tensors; `?` dimensions, transposes and leading batch dimensions are fine.
+and `func.return`, over f16, bf16 and f32 tensors, products also over 8-bit ones; `?` dimensions, transposes and leading batch
+dimensions are fine.
 Guarantees: no tensor_op op is left; for each group of `emmy.passes.fusion` there are one `tile.kernel` after the function
 and, in the function, the `tile.alloc` of its results and its `tile.launch`. Results are the same numbers: every `map` is
 computed in f32 and rounded to its own type, as level 1 says, even where a chain stays in registers. Ops that nothing reads
@@ -59,12 +60,14 @@ from xdsl.passes import ModulePass
 
 from emmy.dialects.common import DYNAMIC, Index
 from emmy.dialects.tensor_op import (
+    EIGHT_BITS,
     AccumulateAttr,
     CompositeOp,
     MapOp,
     MatmulOp,
     accumulation_policy,
     module_policy,
+    policy_problem,
     tensor_type,
 )
 from emmy.dialects.tile import (
@@ -171,7 +174,11 @@ def _check_types(op: Operation) -> None:
     for value in (*op.operands, *op.results):
         tensor = tensor_type(value)
         integers = tensor.element_type == i32 and isinstance(op, CompositeOp)
-        if not integers and not isinstance(tensor.element_type, Float16Type | BFloat16Type | Float32Type):
+        if isinstance(tensor.element_type, EIGHT_BITS):
+            if not isinstance(op, MatmulOp):
+                message = f"kernels read tensors of {tensor.element_type} as operands of products only; got {op.name}"
+                raise EmmyError(message, location_of(op))
+        elif not integers and not isinstance(tensor.element_type, Float16Type | BFloat16Type | Float32Type):
             raise EmmyError(f"kernels work on f16, bf16 and f32 tensors, got {tensor}", location_of(op))
         if any(size > MAX_SIZE for size in tensor.get_shape()):
             raise EmmyError(
@@ -192,11 +199,11 @@ def _fresh(name: str, names: set[str]) -> str:
 
 
 def _has_variant(group: Group, variant: Variant) -> bool:
-    """Whether a group can be computed by a variant: what is read transposed is read by the product only."""
+    """Whether a group can be computed by a variant: what is read transposed is read by the product only, and no 8-bit operand."""
     matmul = group.matmul
     if not variant.transposed:
         return True
-    if matmul is None or matmul.a is matmul.b:
+    if matmul is None or matmul.a is matmul.b or isinstance(tensor_type(matmul.a).element_type, EIGHT_BITS):
         return False
     read = {value for op in group.elementwise for value in op.operands}
     return not any((matmul.a, matmul.b)[operand] in read for operand in variant.transposed)
@@ -354,7 +361,8 @@ def _elementwise_kernel(name: str, group: Group, variant: Variant) -> KernelOp:
 
 def _matmul_kernel(name: str, group: Group, matmul: MatmulOp, variant: Variant, preferred: Schedule) -> KernelOp:
     policy = accumulation_policy(matmul)
-    schedule = ScheduleAttr.get(schedule_of(variant, preferred, policy.policy.data == "hybrid"))
+    bits = cast(AnyFloat, tensor_type(matmul.a).element_type).bitwidth
+    schedule = ScheduleAttr.get(schedule_of(variant, preferred, policy.policy.data == "hybrid", bits))
     rows, columns, _ = schedule.data.block
     body = Body(group, (*([1] * (len(group.shape) - 2)), rows, columns), schedule.data.raster, variant)
     result = tensor_type(matmul.result)
@@ -364,6 +372,8 @@ def _matmul_kernel(name: str, group: Group, matmul: MatmulOp, variant: Variant, 
     wanted = matmul.accumulate or module_policy(matmul)
     if wanted is not None and wanted != policy:
         remark = f"accumulate<{wanted.policy.data}> of the module needs f16 operands; this product of bf16 stays f32"
+        if bits == 8:
+            remark = f"{policy_problem(wanted, tensor_type(matmul.a).element_type)}; this product stays f32"
         kernel.attributes["emmy.remark"] = StringAttr(remark)
     return kernel
 
@@ -376,10 +386,10 @@ def _contract(body: Body, matmul: MatmulOp, schedule: ScheduleAttr, policy: Accu
         (flag is not None) != (operand in body.variant.transposed)
         for operand, flag in enumerate((matmul.transpose_a, matmul.transpose_b))
     )
-    element = tensor_type(matmul.a).element_type
+    element_a, element_b = (tensor_type(operand).element_type for operand in (matmul.a, matmul.b))
     sum_type = TileType.get((rows, columns), f16 if policy.policy.data == "f16" else f32)
-    a_type = TileType.get((step, rows) if transpose_a else (rows, step), element)
-    b_type = TileType.get((columns, step) if transpose_b else (step, columns), element)
+    a_type = TileType.get((step, rows) if transpose_a else (rows, step), element_a)
+    b_type = TileType.get((columns, step) if transpose_b else (step, columns), element_b)
     bounds = body.constant(0), _depth(body, matmul), body.constant(step)
     zero = emit.value(FillOp(FloatAttr(0.0, cast(Float32Type, sum_type.element_type)), sum_type))
     zero.name_hint = "zero"

@@ -20,10 +20,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import prod
-from typing import Any
+from typing import Any, cast
 
 from xdsl.context import Context
-from xdsl.dialects.builtin import ArrayAttr, Float32Type, ModuleOp
+from xdsl.dialects.builtin import AnyFloat, ArrayAttr, Float16Type, ModuleOp
 from xdsl.dialects.func import FuncOp
 from xdsl.ir import Operation, SSAValue
 from xdsl.passes import ModulePass
@@ -31,7 +31,16 @@ from xdsl.passes import ModulePass
 from emmy.atoms import get_atom
 from emmy.chained_schedules import choose_chained_schedule, problem_of_chain
 from emmy.dialects.common import DYNAMIC
-from emmy.dialects.tensor_op import AccumulateAttr, CompositeOp, MatmulOp, accumulation_policy, tensor_type
+from emmy.dialects.tensor_op import (
+    EIGHT_BITS,
+    K_MAJOR_ONLY,
+    AccumulateAttr,
+    CompositeOp,
+    MatmulOp,
+    accumulation_policy,
+    partial_sum_type,
+    tensor_type,
+)
 from emmy.dialects.tile import ScheduleAttr
 from emmy.errors import EmmyError
 from emmy.locations import location_of
@@ -39,7 +48,7 @@ from emmy.passes.fusion import Group, group_ops, live_ops
 from emmy.passes.timed_schedules import SCHEDULE, SCHEDULES, timed_entry, timed_schedules
 from emmy.schedule_limits import Epilogue, problem_on_target, problem_with_warpgroups
 from emmy.schedule_table import Product, choose_schedule, competing_schedules
-from emmy.schedules import Schedule
+from emmy.schedules import EIGHT_BIT_SHARE, Schedule
 from emmy.targets import Target, get_target
 
 GRIDS = {"block": ("block_m", "block_n", "block_k"), "warps": ("warps_m", "warps_n")}
@@ -146,6 +155,9 @@ class AssignSchedule(ModulePass):
     def assign(self, matmul: MatmulOp, epilogue: Epilogue, target: Target) -> None:
         """Give one product a schedule unless it has one; check it either way."""
         policy = accumulation_policy(matmul)
+        unable = _problem_with_operands(matmul, target)
+        if unable is not None:
+            raise EmmyError(unable, location_of(matmul))
         pinned = matmul.attributes.get(SCHEDULE)
         if pinned is None:
             product = self.product(matmul, epilogue, policy)
@@ -157,7 +169,14 @@ class AssignSchedule(ModulePass):
         for one in (schedule, *(other.schedule for other in others)):
             problem = (
                 one.problem()
-                or problem_on_target(one, target, epilogue, policy.policy.data == "f16")
+                or problem_on_target(
+                    one,
+                    target,
+                    epilogue,
+                    policy.policy.data == "f16",
+                    _bytes(matmul.a),
+                    policy.policy.data == "hybrid",
+                )
                 or _problem_with_atom(one, matmul, policy, target)
             )
             if problem:
@@ -181,6 +200,7 @@ class AssignSchedule(ModulePass):
             wide=all(_wide(operand) for operand in (matmul.a, matmul.b)),
             f16_sums=policy.policy.data == "f16",
             k=_static((tensor_type(matmul.a).get_shape()[-2 if matmul.transpose_a is not None else -1],)),
+            eight_bits=_bytes(matmul.a) == 1,
         )
 
     def assign_chain(self, op: CompositeOp, target: Target) -> None:
@@ -207,14 +227,31 @@ class AssignSchedule(ModulePass):
         return replace(schedule, **changes)
 
 
-def _problem_with_atom(schedule: Schedule, matmul: MatmulOp, policy: AccumulateAttr, target: Target) -> str | None:
-    """The target has the atom for these types; promotion happens at least as often as the policy wants."""
+def _problem_with_operands(matmul: MatmulOp, target: Target) -> str | None:
+    """A sentence about why no kernel of the target multiplies these operands, or None."""
+    elements = [tensor_type(operand).element_type for operand in (matmul.a, matmul.b)]
+    if not isinstance(elements[0], EIGHT_BITS):
+        return None
+    if matmul.transpose_a is not None or matmul.transpose_b is None:
+        return K_MAJOR_ONLY
     try:
-        accumulator = "f32" if policy.policy.data == "f32" else "f16"
-        get_atom(schedule.fragment_atom, str(tensor_type(matmul.a).element_type), accumulator, target.name)
+        get_atom(EIGHT_BIT_SHARE, str(elements[0]), "f32", target.name, b_dtype=str(elements[1]))
     except EmmyError as error:
         return error.message
-    problem = problem_with_warpgroups(schedule, target, policy.policy.data == "hybrid")
+    return None
+
+
+def _problem_with_atom(schedule: Schedule, matmul: MatmulOp, policy: AccumulateAttr, target: Target) -> str | None:
+    """The target has the atom for these types; promotion happens at least as often as the policy wants."""
+    a, b = (tensor_type(operand).element_type for operand in (matmul.a, matmul.b))
+    try:
+        accumulator = "f32" if policy.policy.data == "f32" else str(partial_sum_type(a))
+        atom = schedule.fragment_atom_of(8 * _bytes(matmul.a))
+        get_atom(atom, str(a), accumulator, target.name, b_dtype=str(b))
+    except EmmyError as error:
+        return error.message
+    halves = policy.policy.data == "hybrid" and isinstance(partial_sum_type(a), Float16Type)
+    problem = problem_with_warpgroups(schedule, target, halves)
     if problem is not None:
         return problem
     if schedule.split_k > 1 and policy.policy.data != "f32":
@@ -249,10 +286,11 @@ def _spans(shape: Sequence[int], grid: Sequence[int]) -> tuple[bool, bool]:
 
 
 def _wide(operand: SSAValue) -> bool:
-    """Whether rows of a 16-bit operand are whole units of 16 bytes; `?` ones are, where this schedule's kernel is launched."""
+    """Whether rows of an operand are whole units of 16 bytes; `?` ones are, where this schedule's kernel is launched."""
     columns = tensor_type(operand).get_shape()[-1]
-    return columns == DYNAMIC or columns % 8 == 0
+    return columns == DYNAMIC or columns * _bytes(operand) % 16 == 0
 
 
 def _bytes(value: SSAValue) -> int:
-    return 4 if isinstance(tensor_type(value).element_type, Float32Type) else 2
+    """Of an element."""
+    return cast(AnyFloat, tensor_type(value).element_type).bitwidth // 8

@@ -15,6 +15,7 @@ from xdsl.passes import ModulePass
 from emmy.dialects import async_copy as ac
 from emmy.dialects import mma
 from emmy.dialects.async_copy_rings import ring_name
+from emmy.dialects.tensor_op import EIGHT_BITS
 from emmy.dialects.tile import KernelOp, TileType, ViewType
 from emmy.passes.alignment import vector_bytes
 from emmy.passes.completion import Completion, Need, Way
@@ -22,6 +23,7 @@ from emmy.passes.emitter import Emitter
 from emmy.passes.protocol import PROTOCOL_OPS, fail, pipelines_of, ring_of
 from emmy.passes.tma import field_bytes, field_of, stands_alone, tma_problem
 from emmy.schedule_limits import AUTO_TRANSPORT
+from emmy.schedules import EIGHT_BIT_SHARE, WARPGROUP_SHARE
 from emmy.targets import get_target
 
 CP_ASYNC_BYTES = (16, 8, 4)
@@ -139,7 +141,8 @@ def _by_tma(op: ac.CopyOp | ac.StoreOp, strict: bool, read_in_place: bool = Fals
     if problem is not None and strict:
         way = "transport = cp_async in the schedule"
         if read_in_place:
-            way = "atom = m16n8k16 in the schedule, for wgmma reads what TMA has written"
+            share = EIGHT_BIT_SHARE if isinstance(field_of(op).element_type, EIGHT_BITS) else WARPGROUP_SHARE
+            way = f"atom = {share} in the schedule, for wgmma reads what TMA has written"
         verb = "fill" if isinstance(op, ac.CopyOp) else "store"
         fail(
             op,
@@ -152,8 +155,8 @@ def width(op: ac.CopyOp | ac.StoreOp) -> int:
     """The width in bytes of one access of a copy or store that does not go by TMA."""
     tile = field_of(op)
     element = tile.element_type
-    if not isinstance(element, FixedBitwidthType) or element.size not in (2, 4, 8):
-        fail(op, f"copies move elements of 2, 4 or 8 bytes, not {element}")
+    if not isinstance(element, FixedBitwidthType) or element.size not in (1, 2, 4, 8):
+        fail(op, f"copies move elements of 1, 2, 4 or 8 bytes, not {element}")
     return vector_bytes(cast(ViewType, op.view.type), list(op.indices), tile.get_shape(), element.size)
 
 

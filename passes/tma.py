@@ -47,8 +47,8 @@ def tma_problem(op: ac.CopyOp | ac.StoreOp, certain: bool) -> str | None:
         return "the tensor is a part of another one that is known at run time only"
     tile, view = field_of(op), cast(ViewType, op.view.type)
     element = tile.element_type
-    if not isinstance(element, FixedBitwidthType) or element.size not in (2, 4):
-        return f"its elements are {element}, not of 2 or 4 bytes"
+    if not isinstance(element, FixedBitwidthType) or element.size not in (1, 2, 4):
+        return f"its elements are {element}, not of 1, 2 or 4 bytes"
     return _view_problem(view, element.size, certain) or _box_problem(tile, op.indices[-1], element.size)
 
 

@@ -164,7 +164,7 @@ BROKEN = {
     ),
     "width of plain_copy": (
         ACQUIRE + f'async_copy.plain_copy %a[%z, %z] -> %s["a"] bytes 32 : !tile.view<64x64xf16> -> {SLOT}',
-        "a plain copy moves 2, 4, 8 or 16 bytes at a time, not 32",
+        "a plain copy moves 1, 2, 4, 8 or 16 bytes at a time, not 32",
     ),
     "width of plain_store": (
         ACQUIRE + f'async_copy.plain_store %s["a"] -> %a[%z, %z] bytes 1 : {SLOT} -> !tile.view<64x64xf16>',
