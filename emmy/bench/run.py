@@ -3,6 +3,7 @@
     python -m emmy.bench.run DIR --out FILE.jsonl                # every case of DIR/cases.json
     python -m emmy.bench.run DIR --peers cublas,triton           # timed against several peers
     python -m emmy.bench.run DIR --check-only --repeats 3000     # stress: thousands of launches, compared bit for bit
+    python -m emmy.bench.run DIR --estimate                      # about how many seconds of a GPU that takes
     python -m emmy.bench.run DIR --one NAME                      # one case in this process, for compute-sanitizer
 
 Each case runs in a child process that is killed if it takes too long; a hang or a crash is a failed case, and the next
@@ -29,6 +30,7 @@ from emmy.bench.accuracy import accuracy_lines
 from emmy.bench.against import against_lines
 from emmy.bench.cases import Case, load_cases, load_refused
 from emmy.bench.child import Child, ChildFailed
+from emmy.bench.estimate import run_seconds
 from emmy.bench.gemma4 import gemma_lines
 from emmy.bench.peers import DEFAULT_PEERS, PEERS, START_SECONDS
 from emmy.bench.table import format_table, suite_mean
@@ -163,12 +165,26 @@ def options_of(args: argparse.Namespace) -> Options:
     return Options(args.check_only, args.repeats, args.rounds, seconds, args.peers)
 
 
-def run_directory(directory: Path, out: Path, options: Options, only: str | None = None, command: str = "") -> int:
-    """Run the cases of `directory`, print the table; 0 if all are correct, else 1. Raises `EmmyError` if there are none."""
+def chosen_cases(directory: Path, only: str | None) -> list[Case]:
+    """The cases of `directory` that `only` chooses. Raises `EmmyError` if there are none."""
     cases = load_cases(directory, only)
     if not cases:
         raise EmmyError(f"no case of '{directory}' matches '{only}'")
+    return cases
+
+
+def told_estimate(directory: Path, cases: Sequence[Case], options: Options) -> str:
+    """How many cases there are, and how long they will take."""
+    peers = [peers_of(case, options) for case in cases]
+    seconds = run_seconds(directory, cases, peers, options.repeats, options.rounds, options.check_only)
+    return f"{len(cases)} cases, about {seconds:.0f} s"
+
+
+def run_directory(directory: Path, out: Path, options: Options, only: str | None = None, command: str = "") -> int:
+    """Run the cases of `directory`, print the table; 0 if all are correct, else 1. Raises `EmmyError` if there are none."""
+    cases = chosen_cases(directory, only)
     out.parent.mkdir(parents=True, exist_ok=True)
+    print(told_estimate(directory, cases, options), flush=True)
     child = worker_child()
     try:
         results, brackets = run_cases(directory, cases, child, out, options, command)
@@ -185,6 +201,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--out", type=Path, help="file to append JSON lines to (default: results.jsonl in the folder)")
     parser.add_argument("--only", help="only cases whose name contains this or matches it as a shell pattern")
     add_run_arguments(parser)
+    parser.add_argument("--estimate", action="store_true", help="only say how long it would take; needs no GPU")
     parser.add_argument("--one", metavar="NAME", help="run this case alone, in this process, without PyTorch")
     return parser
 
@@ -201,6 +218,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         found = run_one(directory, named[0])
         print(json.dumps(found))
         return 0 if found["ok"] else 1
+    if args.estimate:
+        print(told_estimate(directory, chosen_cases(directory, args.only), options_of(args)))
+        return 0
     words = sys.argv[1:] if arguments is None else arguments
     command = shlex.join(["python", "-m", "emmy.bench.run", *words])
     return run_directory(directory, args.out or directory / "results.jsonl", options_of(args), args.only, command)

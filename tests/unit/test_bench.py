@@ -24,6 +24,7 @@ from emmy.bench.cases import (
     write_expectation,
 )
 from emmy.bench.child import Child, ChildFailed
+from emmy.bench.estimate import case_seconds, timed_peers
 from emmy.bench.one import compare, reference
 from emmy.bench.run import Options, run_cases
 from emmy.bench.table import MAX_LINES, format_table, geometric_mean
@@ -286,3 +287,26 @@ def test_the_table_never_has_more_than_forty_lines():
 def test_geometric_mean():
     assert geometric_mean([0.5, 2.0]) == pytest.approx(1.0)
     assert geometric_mean([]) is None
+
+
+# --- how long it takes ---
+
+
+def test_the_estimate_counts_launches_rounds_and_peers():
+    work = {"kind": "attention", "window": 0, "flops": 5e11}
+    small = case_seconds(work, False, 0, (), 0, 0)
+    launch = 1e-3 + 8e-6
+    assert case_seconds(work, False, 0, (), 10, 0) - small == pytest.approx(10 * (launch + 1.2e-4))
+    timed = case_seconds(work, True, 0, ("flash", "cudnn", "cublas"), 0, 5) - small
+    assert timed == pytest.approx(8 * ((1 + 2 * 1.8) * launch + 3 * 1e-4))
+    assert [timed_peers({**work, "window": w}, ("flash", "cudnn", "flex", "cublas")) for w in (0, 1024)] == [2, 1]
+    assert timed_peers({"kind": "matmul"}, ("cublas", "flash", "eager")) == 2
+
+
+def test_the_estimate_is_printed_without_a_gpu(tmp_path, capsys):
+    assert smoke.main([str(tmp_path), "--target", "sm_80"]) == 0
+    capsys.readouterr()
+    assert run.main([str(tmp_path), "--estimate"]) == 0
+    number = len(load_cases(tmp_path))
+    assert capsys.readouterr().out.startswith(f"{number} cases, about ")
+    assert not (tmp_path / "results.jsonl").exists()
