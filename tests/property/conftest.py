@@ -1,4 +1,4 @@
-"""Lets the tests of this folder import `chained_support`."""
+"""Lets the tests of this folder import its `*_support` modules."""
 
 import sys
 from pathlib import Path

@@ -1,4 +1,6 @@
-"""A text at level 1 and at level 2, for tests that run both."""
+"""A text at level 1 and at level 2, and what passes make of it, for tests that run both sides."""
+
+from xdsl.dialects.builtin import ModuleOp
 
 from emmy.ir import make_context, parse_module, print_module, verify_module
 from emmy.lowering.tensor_op_to_tile import LowerTensorOp
@@ -17,3 +19,15 @@ def lower(text):
     again = parse_module(print_module(lowered), "lowered.mlir", context)
     verify_module(again)
     return module, again
+
+
+def apply(module: ModuleOp, *passes) -> ModuleOp:
+    """A copy of the module after some passes, read back from its text."""
+    context, module = make_context(), module.clone()
+    for one in passes:
+        one.apply(context, module)
+        verify_module(module)
+    text = print_module(module)
+    again = parse_module(text, "again.mlir")
+    assert print_module(again) == text
+    return again

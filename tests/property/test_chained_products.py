@@ -15,6 +15,7 @@ import pytest
 from chained_support import Chain
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from levels_support import apply
 from xdsl.dialects import arith, scf
 from xdsl.dialects.builtin import ModuleOp
 
@@ -24,7 +25,7 @@ from emmy.dialects import mma
 from emmy.dialects.tile import GridOp, KernelOp
 from emmy.interpreters import level2, level3
 from emmy.interpreters.scalars import evaluate_scalar
-from emmy.ir import make_context, parse_module, print_module, verify_module
+from emmy.ir import parse_module, print_module, verify_module
 from emmy.lowering.tile_to_level3 import LowerTile
 from emmy.passes.allocate_shared import AllocateShared
 from emmy.passes.lower_raster import LowerRaster
@@ -83,18 +84,6 @@ def read(text: str) -> ModuleOp:
     module = parse_module(text, "chain.mlir")
     verify_module(module)
     return module
-
-
-def apply(module: ModuleOp, *passes) -> ModuleOp:
-    """A copy of the module after some passes, read back from its text."""
-    context, module = make_context(), module.clone()
-    for one in passes:
-        one.apply(context, module)
-        verify_module(module)
-    text = print_module(module)
-    again = parse_module(text, "again.mlir")
-    assert print_module(again) == text
-    return again
 
 
 def check_close(got: list[np.ndarray], expected: list[np.ndarray]) -> None:

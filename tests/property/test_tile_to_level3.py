@@ -13,12 +13,13 @@ import ml_dtypes
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from levels_support import apply
 from xdsl.dialects.builtin import ModuleOp
 
 from emmy.dialects import async_copy, mma
 from emmy.dialects.tile import KernelOp
 from emmy.interpreters import level2, level3
-from emmy.ir import make_context, parse_module, print_module, verify_module
+from emmy.ir import make_context, parse_module, verify_module
 from emmy.layout import shared_layout
 from emmy.lowering.tensor_op_to_tile import LowerTensorOp
 from emmy.lowering.tile_to_level3 import LowerTile
@@ -117,18 +118,6 @@ def cases(draw) -> Case:
     body = "\n".join([*lines, f"func.return %y{len(lines) - 1} : {c}"])
     text = f"func.func @f({', '.join(parameters)}) -> {c} {{\n{body}\n}}\n"
     return Case(text, tuple(shapes), tuple(dtypes))
-
-
-def apply(module: ModuleOp, *passes) -> ModuleOp:
-    """A copy of the module after some passes, read back from its text."""
-    context, module = make_context(), module.clone()
-    for one in passes:
-        one.apply(context, module)
-        verify_module(module)
-    text = print_module(module)
-    again = parse_module(text, "again.mlir")
-    assert print_module(again) == text
-    return again
 
 
 @settings(max_examples=100, deadline=None)
