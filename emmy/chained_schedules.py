@@ -18,6 +18,7 @@ from emmy.schedule_limits import (
     MBARRIER_BYTES,
     SHARED_ALIGNMENT,
     problem_with_limits,
+    problem_with_parts,
     problem_with_warpgroups,
     transport_on,
 )
@@ -29,6 +30,9 @@ from emmy.variants import Variant
 EXCHANGED_BYTES = 32
 """Of a statistic of one row, that each of several warps beside each other writes: 8 values in f32."""
 
+
+PANEL_COLUMNS = 64
+"""Columns of 16 bits of a panel in shared memory (`emmy.layout.shared`): a descriptor of transposed operands begins at one."""
 
 WARPGROUP_REGISTERS = 28
 """Registers beside sums and operands in a loop on `wgmma`; with fewer ptxas serialises the products (measured: C7512)."""
@@ -152,11 +156,19 @@ _MEASURED = (
 
 
 def _warpgroups(
-    most: int, warpgroups: int, keys: int, ranged: bool, rate: float = 1.0, stages: int = 2, **fields: Any
+    most: int,
+    warpgroups: int,
+    keys: int,
+    ranged: bool,
+    rate: float = 1.0,
+    stages: int = 2,
+    across: int = 1,
+    **fields: Any,
 ) -> ChainRow:
-    """Warpgroups of 64 rows each on `wgmma`, and one that only copies."""
+    """Warpgroups of 64 rows each on `wgmma` (`across` beside each other share the result's columns), and one that only copies."""
     base: dict[str, Any] = {"atom": WARPGROUP_ATOM, "roles": "specialized", "lazy": 8, "fragments": 1}
-    row = _row(most, (64 * warpgroups, keys), 4 * warpgroups, stages, **{**base, "overlap": 1, **fields})
+    base |= {"overlap": 1, "repeat": int(across > 1)}
+    row = _row(most, (64 * warpgroups, keys), 4 * warpgroups, stages, across, **{**base, **fields})
     return replace(row, ranged=ranged, f16_sums=False, alone=True, rate=rate)
 
 
@@ -175,6 +187,12 @@ _WARPGROUPS = (
     _warpgroups(256, 2, 64, False, persistent=1, store_columns=32),
     _warpgroups(256, 2, 64, True),
 )
+# Two warpgroups beside each other compute the same scores: as halves they would be too narrow for operands that are read from
+# shared memory, and would have to be exchanged.
+_WARPGROUPS_BESIDE = (
+    _warpgroups(512, 1, 64, False, stages=1, across=2, overlap=0),
+    _warpgroups(512, 1, 64, True, stages=1, across=2, overlap=0),
+)
 CHAINED_ROWS: dict[str, tuple[ChainRow, ...]] = {
     "sm_80": _LARGE_SHARED,
     "sm_89": _SMALL_SHARED,
@@ -184,6 +202,7 @@ CHAINED_ROWS: dict[str, tuple[ChainRow, ...]] = {
         *_WARPGROUPS,
         *_MEASURED,
         *_LARGE_SHARED[4:-1],
+        *_WARPGROUPS_BESIDE,
         _row(512, (64, 64), 2, 1, across=4, roles="specialized", prefetch=1, masks="guard", spills=16),
     ),
     "sm_120a": _SMALL_SHARED,
@@ -296,7 +315,11 @@ def chained_shared_bytes(schedule: Schedule, chain: Chain, operand_bytes: int = 
     for stages, size in slots:
         end = -(-end // SHARED_ALIGNMENT) * SHARED_ALIGNMENT + stages * size
     result_bytes = 4 if schedule.splits else chain.result_bytes
-    result = rows * chain.width * result_bytes if schedule.epilogue == "shared" else 0
+    staged = min(2 * schedule.store_columns, chain.width) or chain.width
+    result = rows * staged * result_bytes if schedule.epilogue == "shared" else 0
+    if schedule.persistent:
+        # The next tile's operands arrive while the result leaves.
+        end, result = -(-end // SHARED_ALIGNMENT) * SHARED_ALIGNMENT + result, 0
     each = 2 if schedule.roles == "specialized" else int(schedule.transport == "tma")
     return max(end, result) + sum(stages for stages, _ in slots[: len(slots) - len(exchanges)]) * each * MBARRIER_BYTES
 
@@ -323,19 +346,26 @@ def problem_of_chain(schedule: Schedule, target: Target, chain: Chain) -> str | 
         return (
             f"{chain.width} columns of the second product do not split over {schedule.warps[1]} warps in multiples of 8"
         )
-    if schedule.atom == WARPGROUP_ATOM and schedule.warps[1] > 1 and not schedule.repeat:
-        return (
-            f"atom = {WARPGROUP_ATOM} reads computed operands from registers: warps that split columns want repeat = 1"
-        )
+    if schedule.atom == WARPGROUP_ATOM and schedule.warps[1] > 1:
+        if not schedule.repeat:
+            return f"atom = {WARPGROUP_ATOM} reads computed operands from registers: warps that split columns want repeat = 1"
+        if chain.width % (PANEL_COLUMNS * schedule.warps[1]):
+            return (
+                f"{chain.width} columns of the second product do not split over {schedule.warps[1]} warps in multiples of "
+                f"{PANEL_COLUMNS}, where atom = {WARPGROUP_ATOM} finds them in shared memory"
+            )
     if depth != chain.depth:
         return f"block[2] is the whole depth of the first product, {chain.depth}, got {depth}"
     if chain.page is not None and chain.page % schedule.block[1]:
         return f"block[1] divides a page's {chain.page} keys, got {schedule.block[1]}"
     if chain.ragged and schedule.splits:
         return f"splits wants sequences of one number of rows, got {schedule.splits}"
-    problem = problem_with_warpgroups(schedule, target, hybrid=bool(chain.max_k))
-    if problem is not None:
-        return problem
+    for problem in (
+        problem_with_parts(schedule, chain.width),
+        problem_with_warpgroups(schedule, target, hybrid=bool(chain.max_k)),
+    ):
+        if problem is not None:
+            return problem
     if schedule.promote and not chain.max_k:
         return "promote belongs to the hybrid policy, and these products accumulate in f32"
     if schedule.promote > chain.max_k:

@@ -157,6 +157,10 @@ def problem_on_target(
             )
         if f16_sums:
             return f"split_k = {schedule.split_k} adds up sums in f32; use accumulate<f32>"
+    if schedule.repeat or schedule.late_stages:
+        return "repeat and late_stages are for two products in a row, and this is one product"
+    if (problem := problem_with_parts(schedule, schedule.block[1])) is not None:
+        return problem
     if schedule.transport == "tma" and not target.tma:
         return f"transport = tma needs sm_90 or later, and the target is {target.name}; use cp_async"
     needed = shared_bytes(replace(schedule, transport=transport_on(schedule, target)), epilogue, operand_bytes)
@@ -184,6 +188,18 @@ def problem_with_limits(schedule: Schedule, target: Target, shared: int, registe
     if registers > limit:
         return (
             f"each thread needs at least {registers} registers and can have {limit}; use more warps or a smaller block"
+        )
+    return None
+
+
+def problem_with_parts(schedule: Schedule, columns: int) -> str | None:
+    """One sentence about why a tile of the result, of so many columns, does not leave in parts of `store_columns`, or None."""
+    if schedule.store_columns and (
+        columns % schedule.store_columns or schedule.store_columns % 16 or schedule.warps[1] > 1
+    ):
+        return (
+            f"store_columns is 0, or a multiple of 16 that divides the columns of a tile where one warp holds a whole row, "
+            f"got {schedule.store_columns} of {columns} columns for {schedule.warps[1]} warps"
         )
     return None
 

@@ -179,11 +179,6 @@ class Schedule:
             return problem
         if self.promote % 16 or self.promote < 0:
             return f"promote is a multiple of 16 elements, got {self.promote}"
-        if self.store_columns and (self.block[1] % self.store_columns or self.store_columns % 16 or self.warps[1] > 1):
-            return (
-                f"store_columns is 0, or a multiple of 16 that divides the block's columns where one warp holds a whole row, "
-                f"got {self.store_columns} of {self.block[1]} columns for {self.warps[1]} warps"
-            )
         if self.cta_threads > 1024:
             return f"a CTA has at most 32 warps, got {self.cta_threads // 32}"
         return None

@@ -23,7 +23,17 @@ from emmy.dialects.common import DYNAMIC, Index
 from emmy.dialects.tensor_op import tensor_type
 from emmy.dialects.tile import CoordOp, DimOp, KernelOp, ReadOp, SliceOp, SqueezeOp, TileType, ViewType
 from emmy.lowering.tile_builder import Number, TileBuilder, named
-from emmy.lowering.weighted_sum import LOWEST, TINY, KernelBuilder, Parts, WeightedSum, Whole, padded, slice_align
+from emmy.lowering.weighted_sum import (
+    K_STEP,
+    LOWEST,
+    TINY,
+    KernelBuilder,
+    Parts,
+    WeightedSum,
+    Whole,
+    padded,
+    slice_align,
+)
 from emmy.schedules import Schedule
 from emmy.variants import Variant
 
@@ -41,7 +51,7 @@ Edge = tuple[str, SSAValue | None, SSAValue | None]
 
 @dataclass(frozen=True)
 class Keys:
-    """The keys that any row of a tile of rows may see, from `low` (a multiple of the block) to `high`, and what hides some."""
+    """The keys that any row of a tile of rows may see, from `low` (where blocks begin) to `high`, and what hides some."""
 
     low: Number
     high: Number
@@ -218,7 +228,9 @@ class Program(KernelBuilder):
             high = build.max(high, 0, "high")
         low: Number = 0
         if window is not None:
-            low = self.block_of(build.max(build.sub(first, window - 1, "reach_back"), 0, "oldest"))
+            low = self.block_of(
+                build.max(build.sub(first, window - 1, "reach_back"), 0, "oldest"), causal and self.what.pages is None
+            )
             edges.append(("lt", self.position(first, -window, "before"), None))
             if not causal:
                 edges.append(("lt", None, self.position(first, window, "beyond")))
@@ -226,9 +238,13 @@ class Program(KernelBuilder):
             edges.append(("ge", self.position(first, 0, "position"), None))
         return Keys(low, high, tuple(edges))
 
-    def block_of(self, key: Number) -> Number:
-        """The first key of the block that holds a key."""
-        return self.build.mul(self.build.div(key, self.keys, "blocks"), self.keys, "low")
+    def block_of(self, key: Number, anywhere: bool = False) -> Number:
+        """The first key of the block that holds a key; blocks begin `anywhere` (at whole k-steps), or at multiples of their keys.
+
+        Where only rows' own positions end what they see, keys beyond the last one need no mask, wherever blocks begin.
+        """
+        step = K_STEP if anywhere else self.keys
+        return self.build.mul(self.build.div(key, step, "blocks"), step, "low")
 
     def position(self, first: Number, distance: int, name: str) -> SSAValue:
         """For each row the key at a distance from its own."""

@@ -377,7 +377,7 @@ class ConsumerHalf:
     def store(self, op: tile.StoreOp, emit: Emitter) -> None:
         """Through the store's outbound pipeline, or straight from registers."""
         shape, value = tile_type(op.value).get_shape(), self.value(op.value, op, emit)
-        position = self.position(shape)
+        position = self.position_of(op.value)
         if isinstance(op.value.owner, tile.SqueezeOp):
             position = self.position((shape[-1], 1))[:1]
         elif not is_matrix(tile_type(op.value)):
@@ -403,7 +403,7 @@ class ConsumerHalf:
                 type_ = mma.FragmentType.get((rows, out.columns), held.element_type, "c", atom)
                 leaving = emit.value(mma.SliceOp(value, (0, part * out.columns), type_))
                 at = [*indices[:-1], self.moved(indices[-1], self.constant(part * out.columns), emit)]
-            emit(mma.StoreOp(leaving, slot, out.field, self.position(out.type.get_shape())))
+            emit(mma.StoreOp(leaving, slot, out.field, position))
             emit(async_copy.StoreOp(slot, out.field, op.view, at))
             emit(async_copy.CommitOp(slot))
 

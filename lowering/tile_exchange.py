@@ -30,6 +30,7 @@ from emmy.dialects import tile
 from emmy.errors import EmmyError
 from emmy.locations import location_of
 from emmy.lowering.tile_rings import tile_type, unique_name
+from emmy.passes.emitter import Emitter
 
 LEFT = 8
 """Columns of a statistic that each warp writes: those of an atom, so that its lanes exchange nothing before."""
@@ -66,8 +67,15 @@ class Exchange:
 
 def whole_tiles(kernel: tile.KernelOp) -> set[SSAValue]:
     """Computed tiles that become operands of products, and all that has their columns: what goes into them, element by
-    element, and sums of their columns in part.
+    element, and sums of their columns in part. Constant tiles get a fill for each use, so that they tie nothing together.
     """
+    for fill in [op for op in kernel.walk() if isinstance(op, tile.FillOp)]:
+        block = fill.parent_block()
+        assert block is not None
+        for use in list(fill.result.uses)[1:]:
+            own = Emitter(block, fill, fill.next_op)(fill.clone())
+            own.result.name_hint = fill.result.name_hint
+            use.operation.operands[use.index] = own.result
     whole = {op.a for op in kernel.walk() if isinstance(op, tile.DotOp) and not isinstance(op.a.owner, tile.LoadOp)}
     before = -1
     while before != len(whole):

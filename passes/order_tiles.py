@@ -31,7 +31,7 @@ class OrderTiles(ModulePass):
 
     Accepts kernels with one `tile.grid`, before or after `persistent-grid`. Acts where the schedule says `order = heavy`, or
     `auto`, and the bounds of a loop with products grow (or shrink) with the offset in the grid's last dimension, as
-    index arithmetic shows; raster 1.
+    index arithmetic shows (both of them where a window begins before the first key); raster 1.
 
     Guarantees: the tiles of all other dimensions' blocks (the *heads*) are taken with the heaviest offset first. Heads go in
     groups, one after the other, so that what a group reads in the loop fits the L2 cache of `target`, as far as static sizes
@@ -103,8 +103,24 @@ def is_permuted(grid: tile.GridOp) -> bool:
 
 
 def growth_of_trips(loop: scf.ForOp, offset: SSAValue) -> int | None:
-    """1 if a loop is longer for larger offsets, -1 if it is shorter, 0 if it is the same, None if nothing is known."""
-    return _sum(growth(loop.ub, offset), _negated(growth(loop.lb, offset)))
+    """1 if a loop is longer for larger offsets, -1 if it is shorter, 0 if it is the same, None if nothing is known.
+
+    A loop whose bounds both move is a window of one size, except where its beginning stays at 0: the first tiles have less.
+    """
+    begins, ends = growth(loop.lb, offset), growth(loop.ub, offset)
+    if begins == ends == 1 and is_held_back(loop.lb):
+        return 1
+    return _sum(ends, _negated(begins))
+
+
+def is_held_back(value: SSAValue) -> bool:
+    """Is an index at least a constant, or made from one that is?"""
+    owner = value.owner
+    if not isinstance(owner, Operation) or isinstance(owner, tile.GridOp):
+        return False
+    if isinstance(owner, arith.MaxSIOp | arith.MaxUIOp) and any(constant(side) is not None for side in owner.operands):
+        return True
+    return any(is_held_back(operand) for operand in owner.operands)
 
 
 def growth(value: SSAValue, offset: SSAValue) -> int | None:

@@ -76,6 +76,8 @@ def chains(draw: st.DrawFn) -> Chain:
             "stages": draw(st.integers(1, 3)),
             "sites": draw(st.sampled_from(("eager", "first"))),
             "epilogue": draw(st.sampled_from(("shared", "direct"))),
+            "repeat": draw(st.integers(0, 1)),
+            "late_stages": draw(st.integers(0, 2)),
         },
     )
 

@@ -22,6 +22,9 @@ from emmy.passes.verify_pipelines import VerifyPipelines
 HEADS = st.sampled_from(((64, 64), (64, 64), (128, 128), (256, 256), (24, 40), (72, 64), (64, 136)))
 """Depth and width; the odd ones are padded to whole k-steps."""
 
+HEADS_BESIDE = st.sampled_from(((64, 128), (40, 256), (256, 128)))
+"""The same where two warpgroups share the columns of the width."""
+
 Run = st.fixed_dictionaries(
     {
         "landing": st.sampled_from(level3.LANDINGS),
@@ -33,7 +36,8 @@ Run = st.fixed_dictionaries(
 
 @st.composite
 def chains(draw: st.DrawFn) -> Chain:
-    depth, width = draw(HEADS)
+    across = draw(st.sampled_from((1, 1, 2)))
+    depth, width = draw(HEADS_BESIDE if across == 2 else HEADS)
     large = max(depth, width) > 64
     warpgroups, groups = draw(st.sampled_from((1,) if large else (1, 2, 3))), draw(st.sampled_from((1, 2)))
     specialized = draw(st.booleans())
@@ -46,6 +50,7 @@ def chains(draw: st.DrawFn) -> Chain:
         width=width,
         block=(64 * warpgroups, draw(st.sampled_from((16, 48, 64, 80)))),
         warps=4 * warpgroups,
+        across=across,
         causal=draw(st.booleans()),
         window=draw(st.sampled_from((0, 0, 1, 16, 40, 100))),
         bias=draw(st.booleans()) and not large,
@@ -55,6 +60,8 @@ def chains(draw: st.DrawFn) -> Chain:
             "atom": "wgmma",
             "transport": "tma",
             "stages": draw(st.integers(1, 2)),
+            "late_stages": draw(st.integers(0, 2)),
+            "repeat": int(across > 1),
             "epilogue": draw(st.sampled_from(("shared", "direct"))),
             "roles": "specialized" if specialized else "unified",
             "overlap": draw(st.integers(0, 1)) if specialized else 0,

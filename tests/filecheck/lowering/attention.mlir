@@ -53,8 +53,8 @@ func.func @plain(%q: tensor<2x4x256x64xf16>, %k: tensor<2x2x512x64xf16>, %v: ten
 // CHECK-NEXT:     %high = arith.maxsi %last, %c0 : index
 // CHECK:          %reach_back = arith.subi %first, %c99 : index
 // CHECK-NEXT:     %oldest = arith.maxsi %reach_back, %c0 : index
-// CHECK:          %blocks = arith.divui %oldest, %c64 : index
-// CHECK-NEXT:     %low = arith.muli %blocks, %c64 : index
+// CHECK:          %blocks = arith.divui %oldest, %c16 : index
+// CHECK-NEXT:     %low = arith.muli %blocks, %c16 : index
 // CHECK:          %before_first = arith.subi %first, %c100 : index
 // CHECK-NEXT:     %before = tile.coord 0 from %before_first : !tile.tile<128x1xi32>
 // CHECK-NEXT:     %position = tile.coord 0 from %first : !tile.tile<128x1xi32>
