@@ -35,8 +35,7 @@ def _load(w: Writer, op: mma.LoadOp) -> None:
     transposed = ".T" if op.transposed is not None else ""
     where = f"{w.name(op.slot)}, {op.field.data!r}, {w.indices(op.indices)}, {stored}"
     if op.in_place is None:
-        rank = "" if op.rank is None else f", rank={op.rank.value.data}"
-        w.put(f"{w.name(op.result)} = M.load(W, {where}{rank}){transposed}")
+        w.put(f"{w.name(op.result)} = M.load(W, {where}){transposed}")
     else:
         slot, indices = w.name(op.slot), w.indices(op.indices)
         where = f"slot, {op.field.data!r}, indices, {stored}"
@@ -141,3 +140,16 @@ def _slice(w: Writer, op: mma.SliceOp) -> None:
 @rule_of(FRAGMENT_RULES, mma.JoinOp)
 def _join(w: Writer, op: mma.JoinOp) -> None:
     w.put(f"{w.name(op.result)} = np.concatenate(({w.names_of(op.args)}), axis={op.axis.value.data})")
+
+
+@rule_of(FRAGMENT_RULES, mma.ScatterOp)
+def _scatter(w: Writer, op: mma.ScatterOp) -> None:
+    w.mark(op)
+    where = f"{w.name(op.slot)}, {op.field.data!r}, {w.name(op.row)}, {w.name(op.part)}"
+    w.put(f"M.scatter(W, {w.name(op.value)}, {where})")
+
+
+@rule_of(FRAGMENT_RULES, mma.PartOp)
+def _part(w: Writer, op: mma.PartOp) -> None:
+    columns, part = _shape(op.result)[1], w.name(op.part)
+    w.put(f"{w.name(op.result)} = {w.name(op.arg)}[:, {part} * {columns} : ({part} + 1) * {columns}]")

@@ -132,15 +132,13 @@ def _simple(method: str) -> Rule:
     return rule
 
 
-RING_RULES[ac.ClusterArriveOp] = _simple("cluster_arrive")
 RING_RULES[ac.FenceProxyAsyncOp] = _simple("fence_proxy_async")
 RING_RULES[ac.BulkCommitOp] = _simple("bulk_commit")
 
 
 @rule_of(RING_RULES, ac.ClusterWaitOp)
 def _cluster_wait(w: Writer, op: ac.ClusterWaitOp) -> None:
-    w.mark(op)
-    w.put("while (why := M.cannot_pass_cluster(W)): yield why")
+    w.mark(op)  # the CTAs of a cluster begin together
 
 
 @rule_of(RING_RULES, ac.BulkWaitOp)
