@@ -404,6 +404,7 @@ def competing_schedules(target: Target, product: Product) -> tuple[Timed, ...]:
 def _sampled_sizes(product: Product) -> list[tuple[int, int, int, int]]:
     """m, n, batch and k of some products. Many count as many rows: a batch that is `?` is sampled where m and n are known."""
     whole = None not in (product.m, product.n)
+    sizes = SPARSE_SIZES if product.m is None and product.n is None else SAMPLED_SIZES
     rows, columns, batches = (
         sizes if size is None and sampled else (1 if size is None else size,)
         for size, sampled in ((product.m, True), (product.n, True), (product.batch, whole))
@@ -422,4 +423,3 @@ def _spills(schedule: Schedule, target: Target, partial: int, wide: bool) -> boo
     transport = transport_on(schedule, target)
     copies = "narrow" if not wide else "tma" if transport == "tma" else "threads"
     return any(spill.meets(schedule, copies, partial) for spill in SPILLS[target.name])
-    sizes = SPARSE_SIZES if product.m is None and product.n is None else SAMPLED_SIZES

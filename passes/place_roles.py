@@ -14,7 +14,6 @@ from xdsl.passes import ModulePass
 
 from emmy.dialects import async_copy as ac
 from emmy.dialects import mma
-
 from emmy.dialects.tile import KernelOp
 from emmy.passes.merge_halves import Merger
 from emmy.passes.protocol import fail

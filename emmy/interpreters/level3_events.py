@@ -10,6 +10,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from typing import Any, cast
+
 import numpy as np
 from numpy.typing import NDArray
 
