@@ -8,24 +8,22 @@ Modules are loaded and kernels launched through `cuda.bindings.driver`, which ha
 CUDA 12, while `cuda.core` renamed them between its versions; its streams are taken by the `__cuda_stream__` protocol.
 
 The warm path is short on purpose (the aim is under 10 us of host time a call): checks and size expressions are done
-once for each combination of shapes, strides and dtypes, and their outcome, a *plan*, is kept. A warm call looks the
-plan up, allocates results, tests the alignment of addresses, and launches. A plan is made for addresses that are aligned; it
-keeps others beside it, with other variants of the kernels, for addresses that are not.
+once for each combination of shapes, strides and dtypes, and their outcome, a *plan* (`emmy.plans`), is kept. A warm call looks
+the plan up, allocates results, looks up what is made ready for its addresses, and launches. A plan is made for addresses that are
+aligned; it keeps others beside it, with other variants of the kernels, for addresses that are not.
 """
 
 from __future__ import annotations
 
-import ctypes
 import functools
-import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, cast
 
 import numpy as np
 
 from emmy.artefact import Artefact, numpy_info
-from emmy.binding import ArrayInfo, BoundCall, BoundLaunch, BoundTensorMap, check_outs
+from emmy.binding import ArrayInfo, BoundLaunch, BoundTensorMap, check_outs
 from emmy.device_arrays import DeviceArray, allocate_like, is_torch_tensor, read_device_array
 from emmy.device_images import DeviceImages
 from emmy.device_images import loadable as loadable
@@ -34,12 +32,14 @@ from emmy.driver import is_available as is_available
 from emmy.driver import stream_handle as stream_handle
 from emmy.errors import EmmyError
 from emmy.launch_specs import DTYPES, Array
-from emmy.overlap import Apart, apart_test, check_apart, refuse_overlap
+from emmy.overlap import apart_test, check_apart, refuse_overlap
+from emmy.plans import Addresses, Plan, PlannedLaunch, PlannedMap, Ready
 from emmy.tensor_maps import HostMap, encode, encoder
 from emmy.torch_calls import TorchCaller
 
 MAX_PLANS = 4096
 MAX_ALIGNMENT = 16  # bytes: what more an address is a multiple of makes no difference to a kernel
+MAX_STREAMS = 256  # stream objects kept by their handles
 MAX_MAPS = 256  # tensor maps kept for one parameter of one plan
 POISON = 0xFF  # as every byte of a buffer it reads as NaN in f16, bf16 and f32
 
@@ -110,46 +110,6 @@ class Runtime:
             call("select the caller's device", self.driver.cuCtxSetCurrent, previous)
 
 
-@dataclass
-class _PlannedMap:
-    """A parameter that is a tensor map: its slot, whose it is, and those encoded so far by the tensor's address. A plan is
-    for one set of shapes and strides, so the address is all that differs."""
-
-    slot: int
-    position: int  # index into arguments + results + temporaries
-    bound: BoundTensorMap
-    encoded: dict[int, HostMap]
-
-
-@dataclass(slots=True)
-class _PlannedLaunch:
-    """A launch ready to go: `values` holds one 8-byte slot a parameter (the driver reads as many bytes as the kernel
-    declares, from the low end), `pointers` the slots' addresses; `buffers` says which slot takes whose address, `maps`
-    which slot points to a tensor map of whom."""
-
-    start: Callable[..., Any]  # takes stream, `pointers_address` and 0
-    values: Any
-    pointers: Any
-    buffers: list[tuple[int, int]]  # (slot, index into arguments + results + temporaries)
-    maps: list[_PlannedMap]
-    pointers_address: int
-
-
-@dataclass(slots=True)
-class Plan:
-    """All that a warm call needs. The lock keeps two threads from filling the same slots."""
-
-    call: BoundCall
-    launches: list[_PlannedLaunch]
-    alignments: list[tuple[int, int]]  # (index into arguments + results, bytes), those above 1
-    lock: threading.Lock
-    entry: str
-    arrays: tuple[ArrayInfo, ...]  # of the arguments, and of results that the caller gave
-    others: dict[tuple[int, ...], Plan]  # by what the addresses of `arrays` are multiples of: plans for these
-    apart: Apart | None  # whether the caller's results have memory of their own
-    cleared: list[int]  # addresses of the last call, which had
-
-
 class CudaModule:
     """An artefact on a device; `run` calls its entries."""
 
@@ -160,6 +120,7 @@ class CudaModule:
         self._plans: dict[Any, Plan] = {}
         self._callers: dict[str, TorchCaller] = {}
         self._encode_tiled: Callable[..., int] | None = None
+        self._streams: dict[int, Any] = {}
         driver = runtime.driver
         self._stream_type = driver.CUstream
         self._success = driver.CUresult.CUDA_SUCCESS
@@ -222,7 +183,7 @@ class CudaModule:
         results, temporaries = self._allocate(plan, args, outs)
         used = out_arrays if outs is not None else [read_device_array(array, "out", handle) for array in results]
         used += [read_device_array(array, "temporary", handle) for array in temporaries]
-        self.launch(plan, [array.info.address or 0 for array in (*arrays, *used)], handle)
+        self.launch(plan, tuple(array.info.address or 0 for array in (*arrays, *used)), handle)
         return results
 
     def _allocate(self, plan: Plan, args: Sequence[Any], outs: list[Any] | None) -> tuple[list[Any], list[Any]]:
@@ -265,7 +226,7 @@ class CudaModule:
                 if array.nbytes:
                     copy_in = (address, array.ctypes.data, array.nbytes, stream_object)
                     call("copy to the device", driver.cuMemcpyHtoDAsync, *copy_in)
-            self.launch(plan, addresses, handle)
+            self.launch(plan, tuple(addresses), handle)
             for array, address in zip(copies, addresses[len(inputs) :], strict=False):
                 if array.nbytes:
                     copy_out = (array.ctypes.data, address, array.nbytes, stream_object)
@@ -332,15 +293,12 @@ class CudaModule:
             bound,
             [self._prepare(launch, index, stream) for launch in bound.launches],
             [(index[name], align) for name, align in bound.alignments.items() if align > 1],
-            threading.Lock(),
             entry,
             infos,
-            {},
             apart_test(infos, count),
-            [],
         )
 
-    def _realigned(self, plan: Plan, addresses: list[int], stream: int) -> Plan:
+    def _realigned(self, plan: Plan, addresses: Addresses, stream: int) -> Plan:
         """The plan of the same call for addresses that are less aligned."""
         multiples = tuple(
             min(address & -address, MAX_ALIGNMENT) or MAX_ALIGNMENT for address in addresses[: len(plan.arrays)]
@@ -353,25 +311,21 @@ class CudaModule:
             plan.others[multiples] = other
         return other
 
-    def _prepare(self, launch: BoundLaunch, index: dict[str, int], stream: int) -> _PlannedLaunch:
-        count = len(launch.params)
-        values = (ctypes.c_uint64 * max(count, 1))()
-        pointers = (ctypes.c_void_p * max(count, 1))()
+    def _prepare(self, launch: BoundLaunch, index: dict[str, int], stream: int) -> PlannedLaunch:
+        values: list[int] = []
         buffers: list[tuple[int, int]] = []
-        maps: list[_PlannedMap] = []
+        maps: list[PlannedMap] = []
         for slot, (_, value) in enumerate(launch.params):
-            pointers[slot] = ctypes.addressof(values) + 8 * slot
+            values.append(value if isinstance(value, int) else 0)
             if isinstance(value, BoundTensorMap):
-                maps.append(_PlannedMap(slot, index[value.of], value, {}))
+                maps.append(PlannedMap(slot, index[value.of], value, {}))
             elif isinstance(value, str):
                 buffers.append((slot, index[value]))
-            else:
-                values[slot] = value
         given = (self.images.function(launch, stream), *launch.grid, *launch.block, launch.shared_bytes)
         start = functools.partial(self.runtime.driver.cuLaunchKernel, *given)
-        return _PlannedLaunch(start, values, pointers, buffers, maps, ctypes.addressof(pointers))
+        return PlannedLaunch(start, values, buffers, maps)
 
-    def _tensor_map(self, planned: _PlannedMap, address: int) -> HostMap:
+    def _tensor_map(self, planned: PlannedMap, address: int) -> HostMap:
         """The tensor map of the tensor at `address`, encoded when it is first met."""
         if self._encode_tiled is None:
             self._encode_tiled = encoder(self.runtime.driver, call)
@@ -384,35 +338,33 @@ class CudaModule:
         planned.encoded[address] = host
         return host
 
-    def _check_apart(self, plan: Plan, addresses: list[int]) -> None:
-        """`EmmyError` if the caller's results share memory with arguments; the same addresses need not be asked again."""
-        assert plan.apart is not None
-        if not plan.apart(addresses):
+    def _check_apart(self, plan: Plan, addresses: Addresses) -> None:
+        """`EmmyError` if the caller's results share memory with arguments."""
+        if plan.apart is not None and not plan.apart(addresses):
             names = [argument["name"] for argument in self.artefact.entry(plan.entry)["arguments"]]
             check_apart(plan.arrays, addresses, names)
-        plan.cleared = addresses
 
-    def launch(self, plan: Plan, addresses: list[int], stream: int) -> None:
+    def launch(self, plan: Plan, addresses: Addresses, stream: int) -> None:
         """Start the plan's kernels. `addresses` are those of arguments, results and temporaries, in this order."""
-        if plan.apart is not None and addresses != plan.cleared:
-            self._check_apart(plan, addresses)
-        for position, align in plan.alignments:
-            if addresses[position] % align:
-                plan = self._realigned(plan, addresses, stream)
-                break
-        stream_object = self._stream_type(stream)
-        with plan.lock:
-            for launch in plan.launches:
-                values = launch.values
-                for slot, position in launch.buffers:
-                    values[slot] = addresses[position]
-                for planned in launch.maps:
-                    address = addresses[planned.position]
-                    host = planned.encoded.get(address) or self._tensor_map(planned, address)
-                    launch.pointers[planned.slot] = host.address
-                (status,) = launch.start(stream_object, launch.pointers_address, 0)
-                if status != self._success:
-                    raise EmmyError(f"cannot launch a kernel: {describe(self.runtime.driver, status)}")
+        launches = plan.made.get(addresses)
+        if launches is None:
+            launches = self._make(plan, addresses, stream)
+        stream_object = self._streams.get(stream) or self._stream_object(stream)
+        for launch in launches:
+            (status,) = launch.start(stream_object, launch.pointers_address, 0)
+            if status != self._success:
+                raise EmmyError(f"cannot launch a kernel: {describe(self.runtime.driver, status)}")
+
+    def _stream_object(self, stream: int) -> Any:
+        if len(self._streams) >= MAX_STREAMS:
+            self._streams.clear()
+        return self._streams.setdefault(stream, self._stream_type(stream))
+
+    def _make(self, plan: Plan, addresses: Addresses, stream: int) -> Sequence[Ready]:
+        """Check addresses that are met for the first time, and make the launches of a call that has them."""
+        self._check_apart(plan, addresses)
+        fitting = plan if plan.takes(addresses) else self._realigned(plan, addresses, stream)
+        return plan.keep(addresses, [launch.ready(addresses, self._tensor_map) for launch in fitting.launches])
 
 
 def _numpy_out_info(array: Any) -> ArrayInfo:

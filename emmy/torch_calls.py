@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from emmy.device_arrays import TORCH_DTYPES
 from emmy.driver import stream_handle
 from emmy.tensor_guard import Guard, guard_of
+from emmy.torch_allocation import Make, maker_of
 
 if TYPE_CHECKING:
     from emmy.runtime import CudaModule, Plan
@@ -34,16 +35,13 @@ def _never(*tensors: Any) -> bool:
 
 @dataclass(slots=True)
 class _Kept:
-    """A plan, and what to allocate for it, results and then temporaries: a function that takes a size, and the size.
-
-    The function is `new_empty` of an empty tensor, which knows dtype and device: `torch.empty` would parse them each time.
-    """
+    """A plan, and what to allocate for it, results and then temporaries."""
 
     plan: Plan
     guard: Guard
     count: int  # tensors in the key
-    fresh: tuple[tuple[Callable[[Any], Any], Any], ...]
-    results: int  # how many of `fresh` are results
+    makers: tuple[Make, ...]
+    results: int  # how many of `makers` are results
 
 
 class TorchCaller:
@@ -79,14 +77,13 @@ class TorchCaller:
             kept = self._find(args, tensors, out)
         if kept is None or stream is not None or int(self._current_context()[1]) != self._context:
             return self._unusual(kept, args, tensors, out, stream)
-        addresses = [tensor.data_ptr() for tensor in tensors]
-        if not kept.fresh:
-            self._launch(kept.plan, addresses, self._current_stream(self.device))
-            return self._result(kept, tensors, ()) if type(out) in (list, tuple) else out
-        fresh = [make(size) for make, size in kept.fresh]
-        addresses += [tensor.data_ptr() for tensor in fresh]
+        if not kept.makers:
+            self._launch(kept.plan, tuple([tensor.data_ptr() for tensor in tensors]), self._current_stream(self.device))
+            return out if type(out) not in (list, tuple) else self._result(kept, tensors, ())
+        fresh = [make() for make in kept.makers]
+        addresses = tuple([tensor.data_ptr() for tensor in (*tensors, *fresh)])
         self._launch(kept.plan, addresses, self._current_stream(self.device))
-        return self._result(kept, tensors, fresh)
+        return fresh[0] if kept.results == 1 else self._result(kept, tensors, fresh)
 
     def _find(self, args: Sequence[Any], tensors: Sequence[Any], out: Any) -> _Kept | None:
         """The plan of a call that is not like the last one."""
@@ -132,16 +129,10 @@ class TorchCaller:
         handle = self._current_stream(self.device) if stream is None else stream_handle(stream)
         plan = self.module.plan(self.entry, args, outs, handle)
         buffers = (*(plan.call.results if outs is None else ()), *plan.call.temporaries)
-        fresh = tuple(
-            (
-                torch.empty((0,), dtype=getattr(torch, TORCH_DTYPES[b.dtype]), device=args[0].device).new_empty,
-                torch.Size(b.shape),
-            )
-            for b in buffers
-        )
+        makers = tuple(maker_of(torch, b.shape, getattr(torch, TORCH_DTYPES[b.dtype]), args[0].device) for b in buffers)
         tensors = (*args, *(outs or ()))
         kept = _Kept(
-            plan, guard_of(tensors) or _never, len(tensors), fresh, len(plan.call.results) if outs is None else 0
+            plan, guard_of(tensors) or _never, len(tensors), makers, len(plan.call.results) if outs is None else 0
         )
         table = self._kept if outs is None else self._kept_out
         if len(table) >= MAX_KEPT:
@@ -158,11 +149,11 @@ class TorchCaller:
         current = self._current_stream(self.device)
         handle = current if stream is None else stream_handle(stream)
         on_stream: Any = contextlib.nullcontext()
-        if handle != current and kept.fresh:
+        if handle != current and kept.makers:
             # Memory from PyTorch's cache belongs to a stream: take it from the one that will use it.
             torch: Any = sys.modules["torch"]
             on_stream = torch.cuda.stream(torch.cuda.ExternalStream(handle, device=self.device))
         with on_stream:
-            fresh = [make(size) for make, size in kept.fresh]
-        self._launch(kept.plan, [tensor.data_ptr() for tensor in (*tensors, *fresh)], handle)
+            fresh = [make() for make in kept.makers]
+        self._launch(kept.plan, tuple([tensor.data_ptr() for tensor in (*tensors, *fresh)]), handle)
         return self._result(kept, tensors, fresh)

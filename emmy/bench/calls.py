@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from emmy.bench.pages import told
+from emmy.errors import EmmyError
 from emmy.module import Module, load
 from emmy.tools.inputs import parse_shapes, resolve_shapes
 
@@ -90,19 +91,18 @@ def parts(
     (arguments, out), _ = turns
     module[entry](*arguments)
     module[entry](*arguments, out=out)
-    kept, addresses = caller._last, [tensor.data_ptr() for tensor in (*arguments, out)]
-    stream, fresh = caller._current_stream, kept.fresh[0]
+    kept, addresses = caller._last, tuple(tensor.data_ptr() for tensor in (*arguments, out))
+    caller._launch(kept.plan, addresses, 0)
+    (launch, *_), stream_object = kept.plan.made[addresses], caller.module._stream_type(0)
     return {
         "part: a lambda and its call": lambda: None,
         "part: guard": lambda: kept.guard(*arguments),
         "part: context": lambda: int(caller._current_context()[1]),
-        "part: allocation": lambda: fresh[0](fresh[1]),
-        "part: addresses": lambda: [tensor.data_ptr() for tensor in arguments],
-        "part: stream": lambda: stream(0),
+        "part: allocation": kept.makers[0],
+        "part: addresses": lambda: tuple([tensor.data_ptr() for tensor in arguments]),
+        "part: stream": lambda: caller._current_stream(0),
         "part: launch of a plan": lambda: caller._launch(kept.plan, addresses, 0),
-        "part: the driver's launch": lambda: kept.plan.launches[0].start(
-            caller.module._stream_type(0), kept.plan.launches[0].pointers_address, 0
-        ),
+        "part: the driver's launch": lambda: launch.start(stream_object, launch.pointers_address, 0),
     }
 
 
@@ -127,7 +127,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser.parse_args(argv)
 
     def action() -> int:
-        torch = importlib.import_module("torch")
+        try:
+            torch = importlib.import_module("torch")
+        except ImportError:
+            raise EmmyError("calls are timed with PyTorch tensors, and this Python has no PyTorch") from None
         module = load(args.directory)
         spec = module.artefact.entry(args.entry)
         shapes = [list(shape) for shape in resolve_shapes(spec, parse_shapes(args.shape, spec)).values()]

@@ -38,7 +38,7 @@ class Tensor:
     def is_neg(self):
         return self.negated
 
-    def new_empty(self, size):
+    def new_empty(self, *size):
         torch = sys.modules["torch"]
         torch.allocated.append(torch.current)
         return Tensor(np.full(size, np.nan, self.array.dtype), self.index)
@@ -108,7 +108,15 @@ def stand_in():
 
     torch.empty = empty
     torch.cuda = types.SimpleNamespace(stream=stream, ExternalStream=lambda handle, device: handle)
-    guards = types.SimpleNamespace(guards=types.SimpleNamespace(TensorGuards=TensorGuards))
+
+    def empty_strided_cuda(size, stride, dtype):
+        torch.allocated += [torch.current] * bool(np.prod(size))
+        made = Tensor(np.full(size, np.nan, dtype.removeprefix("torch.")), 0)
+        assert made.stride() == stride or 0 in size
+        return made
+
+    private = types.SimpleNamespace(TensorGuards=TensorGuards, _empty_strided_cuda=empty_strided_cuda)
+    guards = types.SimpleNamespace(guards=private)
     torch._C = types.SimpleNamespace(_cuda_getCurrentRawStream=lambda device: torch.current, _dynamo=guards)
     return torch
 
@@ -217,6 +225,32 @@ def test_memory_of_a_given_stream_is_taken_from_that_stream(torch, module, log):
     module.vector_add(Tensor(A), Tensor(B), stream=7)
     assert torch.allocated == [31, 31, 7]
     assert log() == ["cubin", f"{LAUNCH} 31", f"{LAUNCH} 31", f"{LAUNCH} 7"]
+
+
+@pytest.mark.parametrize("kind", ["missing", "raises", "another type"])
+def test_a_private_allocator_that_is_no_good_is_not_used(torch, module, monkeypatch, kind):
+    if not hasattr(torch._C, "_dynamo"):
+        pytest.skip("this stand-in has none")
+    private = torch._C._dynamo.guards
+    if kind == "missing":
+        del private._empty_strided_cuda
+    elif kind == "raises":
+        private._empty_strided_cuda = lambda *arguments: 1 // 0
+    else:
+        private._empty_strided_cuda = lambda size, stride, dtype: Tensor(np.zeros(size, np.int8))
+    for _ in range(2):
+        assert np.array_equal(module.vector_add(Tensor(A), Tensor(B)).array, A + B)
+
+
+def test_addresses_that_come_again_and_more_than_are_kept(torch, module, monkeypatch):
+    """Launches that are ready for some addresses are found again, and made anew after they were dropped."""
+    monkeypatch.setattr("emmy.plans.MAX_READY", 3)
+    tensors = [(Tensor(A + number), Tensor(B * number)) for number in range(5)]
+    for number in (0, 1, 0, 2, 3, 4, 0, 4):
+        a, b = tensors[number]
+        assert np.array_equal(module.vector_add(a, b).array, a.array + b.array)
+    caller = module.cuda(0).caller("vector_add")
+    assert len(caller._last.plan.made) <= 3
 
 
 def test_threads_share_plans(torch, module):
