@@ -94,9 +94,12 @@ class Host:
         waves.name_hint = "waves"
         size, axis = contraction_size(matmul)
         if size != DYNAMIC:
-            each = self.constant(-(-size // depth) * timed.step, "work")
+            each = self.constant(-(-(size + timed.exchange) // depth) * timed.step, "work")
         else:
-            steps = self.blocks(self.size(matmul.a, axis), depth)
+            extent = self.size(matmul.a, axis)
+            if timed.exchange:
+                extent = emit.value(arith.AddiOp(extent, self.constant(timed.exchange, "exchange")))
+            steps = self.blocks(extent, depth)
             each = emit.value(arith.MuliOp(steps, self.constant(timed.step, "step")))
         time = emit.value(arith.MuliOp(waves, each))
         time.name_hint = "time"
