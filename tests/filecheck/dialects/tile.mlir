@@ -11,6 +11,8 @@ func.func @host(%a: tensor<?x3840xf16>, %b: tensor<4096x3840xf16>) -> tensor<?x4
   tile.launch @kernel[%M] (%a, %b, %c) : tensor<?x3840xf16>, tensor<4096x3840xf16>, tensor<?x4096xf16>
   // CHECK-NEXT:    tile.dispatch [@kernel[%M], @other[%M], @columns[%M] transposed [0]] (%a, %b, %c) : tensor<?x3840xf16>, tensor<4096x3840xf16>, tensor<?x4096xf16>
   tile.dispatch [@kernel[%M], @other[%M], @columns[%M] transposed [0]] (%a, %b, %c) : tensor<?x3840xf16>, tensor<4096x3840xf16>, tensor<?x4096xf16>
+  // CHECK-NEXT:    tile.dispatch [@kernel[%M] time %M, @columns[%M] transposed [0] time %M, @other[%M]] (%a, %b, %c) : tensor<?x3840xf16>, tensor<4096x3840xf16>, tensor<?x4096xf16>
+  tile.dispatch [@kernel[%M] time %M, @columns[%M] transposed [0] time %M, @other[%M]] (%a, %b, %c) : tensor<?x3840xf16>, tensor<4096x3840xf16>, tensor<?x4096xf16>
   func.return %c : tensor<?x4096xf16>
 }
 
