@@ -16,6 +16,7 @@ def fragment(shape: str, element: str = "f16", place: str = "c", atom: str = "m1
 A, B, C, F = fragment("64x16", place="a"), fragment("32x16", place="b"), fragment("64x32"), fragment("64x32", "f32")
 SEEN = fragment("64x32", "i1")
 READ = "!async_copy.slot<@ab, read>"
+GIVEN = "!async_copy.slot<@sums, fill>"
 
 HEAD = f"""tile.kernel @k(%v: !tile.view<64x64xf16>, %w: !tile.view<2x64x64xf32>) {{
   async_copy.pipeline @ab stages 3 {{a = !tile.tile<64x64xf16>, b = !tile.tile<64xf16>}}
@@ -25,6 +26,9 @@ HEAD = f"""tile.kernel @k(%v: !tile.view<64x64xf16>, %w: !tile.view<2x64x64xf32>
   %s, %n = async_copy.wait @ab[%r]
   %o0 = async_copy.begin_fill @out
   %o, %o1 = async_copy.acquire @out[%o0]
+  async_copy.pipeline @sums stages 1 {{sums = !tile.tile<192x8xf32>}} internal cluster 4
+  %g0 = async_copy.begin_fill @sums
+  %given, %g1 = async_copy.acquire @sums[%g0]
   %a = mma.load %s["a"][%z, %z] : {READ} -> {A}
   %b = mma.load %s["a"][%z, %z] transposed : {READ} -> {B}
   %c = mma.fill 0.0 : f16 : {C}
@@ -61,6 +65,8 @@ WHOLE = (
   %there = mma.wait 0 %flying : {fragment("16x64", "f32")}
   mma.store %h -> %o["c"][%z, %z] : {C} -> !async_copy.slot<@out, fill>
   mma.store_global %f -> %w[%z, %z, %z] : {F} -> !tile.view<2x64x64xf32>
+  mma.scatter %f by %z -> %given["sums"][%z] : {F} -> {GIVEN}
+  %own = mma.part %f, %z of 4 : {F} -> {fragment("64x8", "f32")}
 }}
 """
 )
@@ -141,6 +147,27 @@ BROKEN = {
     "broadcast of map": (
         f"%q = mma.map add %a, %c : ({A}, {C}) -> {C}",
         "operand of shape 64x16 does not broadcast to 64x32",
+    ),
+    "type of what CTAs give each other": (
+        f'mma.scatter %c by %z -> %given["sums"][%z] : {C} -> {GIVEN}',
+        "CTAs give each other f32 sums",
+    ),
+    "pipeline of what CTAs give each other": (
+        f'mma.scatter %f by %z -> %o["c"][%z] : {F} -> !async_copy.slot<@out, fill>',
+        "pipeline @out is not one of a cluster",
+    ),
+    "field of what CTAs give each other": (
+        f'mma.scatter %f by %z -> %given["none"][%z] : {F} -> {GIVEN}',
+        "pipeline @sums has no field 'none' of rows of f32",
+    ),
+    "columns of what CTAs give each other": (
+        f"%q = mma.fill 0.0 : f32 : {fragment('64x16', 'f32')}\n"
+        f'  mma.scatter %q by %z -> %given["sums"][%z] : {fragment("64x16", "f32")} -> {GIVEN}',
+        "4 CTAs share 16 columns of 64 rows, and field 'sums' has 192x8",
+    ),
+    "part of a fragment": (
+        f"%q = mma.part %f, %z of 3 : {F} -> {fragment('64x8', 'f32')}",
+        "is none of 3 parts of the columns of",
     ),
     "unknown map": (f"%q = mma.map cosh %c : ({C}) -> {C}", "`gelu_tanh`"),
     "shape of reduce": (

@@ -108,7 +108,7 @@ def test_every_candidate_runs_on_its_target(target):
         (None, None, None, (128, 256, 64)),
         (4096, 4096, 1, (128, 256, 64)),
         (4096, 3840, 1, (128, 320, 64)),  # whole waves
-        (256, 256, 1, (64, 64, 256)),  # 16 CTAs rather than 2
+        (256, 256, 1, (64, 64, 128)),  # 16 tiles rather than 2, and two CTAs for each
         (256, 256, 256, (128, 256, 64)),  # a batch makes up for it
         (None, 64, 1, (128, 64, 64)),  # no column of the tile is wasted
         (0, 64, 1, (128, 256, 64)),  # nothing to do: any
