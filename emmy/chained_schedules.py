@@ -13,6 +13,7 @@ from typing import Any
 
 from emmy.atoms import get_atom
 from emmy.errors import EmmyError
+from emmy.schedule_fitting import fitted
 from emmy.schedule_limits import (
     ADDRESS_REGISTERS,
     MBARRIER_BYTES,
@@ -213,10 +214,17 @@ CHAINED_ROWS: dict[str, tuple[ChainRow, ...]] = {
 def choose_chained_schedule(target: Target, chain: Chain, asked: Callable[[Schedule], Schedule] = as_it_is) -> Schedule:
     """The row of the target's table, completed by `asked`, which sets the fields that are not left to the table.
 
-    Where further tensors leave no room it has fewer stages, then fewer keys. Raises nothing: if nothing is legal, what comes
-    last is given.
+    Where further tensors leave no room it has fewer stages, then fewer keys; where what is asked for leaves no row, other fields
+    that are not stated are fitted to it (`schedule_fitting`). Raises nothing: if nothing is legal, what comes nearest is given.
     """
-    return _tried(table_row(target, chain, asked)[1], target, chain, asked)
+    row = table_row(target, chain, asked)[1]
+    schedule = _tried(row, target, chain, asked)
+    if problem_of_chain(schedule, target, chain) is None:
+        return schedule
+    others = [one for one in CHAINED_ROWS[target.name] if one.most >= max(chain.depth, chain.width)]
+    of_atom = [one for one in others if asked(one.schedule).atom == one.schedule.atom and one.rows is None]
+    bases = [replace(one.schedule, block=(*one.schedule.block[:2], chain.depth)) for one in (row, *of_atom)]
+    return fitted(bases, asked, lambda one: problem_of_chain(one, target, chain))
 
 
 def _tried(row: ChainRow, target: Target, chain: Chain, asked: Callable[[Schedule], Schedule]) -> Schedule:
@@ -363,6 +371,7 @@ def problem_of_chain(schedule: Schedule, target: Target, chain: Chain) -> str | 
     for problem in (
         problem_with_parts(schedule, chain.width),
         problem_with_warpgroups(schedule, target, hybrid=bool(chain.max_k)),
+        _problem_with_tma(schedule, chain),
     ):
         if problem is not None:
             return problem
@@ -378,3 +387,12 @@ def problem_of_chain(schedule: Schedule, target: Target, chain: Chain) -> str | 
         return error.message
     needed = chained_shared_bytes(replace(schedule, transport=transport_on(schedule, target)), chain)
     return problem_with_limits(schedule, target, needed, chained_registers(schedule, chain))
+
+
+def _problem_with_tma(schedule: Schedule, chain: Chain) -> str | None:
+    """One sentence about why TMA cannot fill what products of warpgroups read, or None."""
+    if schedule.atom != WARPGROUP_ATOM:
+        return None
+    why = "rows are no whole units of 16 bytes" * (not chain.wide)
+    why = why or "sequences are packed" * chain.ragged or "keys lie in pages" * (chain.page is not None)
+    return f"atom = {WARPGROUP_ATOM} reads what TMA has written, and TMA cannot copy these: {why}" if why else None

@@ -124,6 +124,8 @@ def _row_of(op: MatmulOp, schedule: Schedule, options: Options, why: str = "") -
     elif matching:
         which = f"{'8-bit ' if eight_bits else ''}{'hybrid ' if hybrid else ''}table of {options.target}"
         text = f"row {matching[0]} of {len(rows)} of the {which}{why}"
+    elif replaced:
+        text = "no row of the table: fields that fit what options say"
     else:
         text = "the smallest tile of the table, with as many stages as fit beside the epilogue"
     return text + (f", with {', '.join(replaced)} from options" if replaced else "")
@@ -134,6 +136,9 @@ def _chain_reason(op: CompositeOp, schedule: Schedule, options: Options) -> str:
     target, replaced = get_target(options.target), [name for name, _ in options.schedule]
     number, row = table_row(target, op.chain(), lambda one: replace(one, **dict(options.schedule)))
     text = f"row {number} of {len(CHAINED_ROWS[target.name])} of the table of chained products of {target.name}"
+    same = [f.name for f in fields(Schedule) if f.name not in (*replaced, "block", "warps", "stages")]
+    if any(getattr(schedule, name) != getattr(row.schedule, name) for name in same):
+        text = "no row of the table: fields that fit what options say"
     if not replaced and (schedule.block[1], schedule.stages) != (row.schedule.block[1], row.schedule.stages):
         text += ", with the keys and stages that there is room for"
     return text + (f", with {', '.join(replaced)} from options" if replaced else "")

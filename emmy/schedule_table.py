@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from math import prod
 
+from emmy.schedule_fitting import fitted
 from emmy.schedule_limits import AUTO_TRANSPORT, Epilogue, problem_on_target, transport_on
 from emmy.schedules import EIGHT_BIT_SHARE, WARPGROUP_ATOM, Schedule
 from emmy.targets import TARGETS, Target
@@ -391,7 +392,8 @@ def timed(schedule: Schedule, candidate: Candidate) -> Timed:
 def choose_schedule(target: Target, product: Product) -> Schedule:
     """The candidate whose waves over the target's SMs take least time (`Timed.time`); the first of equals.
 
-    Where the epilogue leaves no room for any candidate, the smallest tile is given, with as many stages as fit (at least 1).
+    Where the epilogue leaves no room for any candidate, the smallest tile is given, with as many stages as fit (at least 1);
+    where no row goes with what is asked for, other fields that are not stated are fitted to it (`schedule_fitting`).
     """
     kept, sizes = product.kept(target), product.sizes()
     if kept:
@@ -399,7 +401,11 @@ def choose_schedule(target: Target, product: Product) -> Schedule:
         return product.complete(row.schedule)
     smallest = product.rows(target)[-1].schedule
     fewer = [product.complete(replace(smallest, stages=stages)) for stages in range(smallest.stages, 0, -1)]
-    return next((schedule for schedule in fewer if product.fits(schedule, target)), fewer[-1])
+    found = next((schedule for schedule in fewer if product.fits(schedule, target)), None)
+    rows = [product.complete(candidate.schedule) for candidate in product.rows(target)]
+    return found or fitted(
+        [*rows, smallest], product.asked, lambda one: None if product.fits(one, target) else "it does not fit"
+    )
 
 
 def competing_schedules(target: Target, product: Product) -> tuple[Timed, ...]:

@@ -65,6 +65,53 @@ def test_pins_that_wgmma_cannot_have_take_another_row(asked: dict):
 
 
 @pytest.mark.parametrize(
+    ("fields", "asked"),
+    [
+        ({"tensors": (2,)}, {"atom": "wgmma"}),  # no row with wgmma has further tensors
+        ({"tensors": (4,)}, {"atom": "wgmma", "roles": "unified"}),
+        ({"rows": 8}, {"atom": "wgmma"}),  # rows for few rows have 16 of them
+        ({}, {"atom": "wgmma", "roles": "unified"}),  # what belongs to roles of their own is left out
+        ({}, {"atom": "wgmma", "stages": 4}),
+        ({}, {"warps": (4, 2)}),
+    ],
+)
+@pytest.mark.parametrize(("depth", "ranged"), [(64, True), (128, False), (256, True)])
+def test_fields_that_are_not_stated_fit_those_that_are(depth: int, ranged: bool, fields: dict, asked: dict):
+    what = chain(depth, 16, 4096, ranged)
+    what = replace(what, **fields)
+    schedule = choose_chained_schedule(HOPPER, what, lambda one: replace(one, **asked))
+    assert problem_of_chain(schedule, HOPPER, what) is None
+    assert all(getattr(schedule, name) == value for name, value in asked.items())
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"max_k": 64}, "has no hybrid sums"),
+        ({"ragged": True}, "TMA cannot copy these: sequences are packed"),
+        ({"page": 64}, "TMA cannot copy these: keys lie in pages"),
+        ({"wide": False}, "TMA cannot copy these: rows are no whole units of 16 bytes"),
+    ],
+)
+def test_what_cannot_be_had_is_refused_for_its_own_reason(fields: dict, message: str):
+    """And not for fields of a row that has nothing to do with it."""
+    what = chain(128, 16, 4096, False, **fields)
+    schedule = choose_chained_schedule(HOPPER, what, lambda one: replace(one, atom="wgmma"))
+    assert message in str(problem_of_chain(schedule, HOPPER, what))
+
+
+@pytest.mark.parametrize("ranged", [False, True])
+def test_warpgroups_beside_each_other_share_a_large_width(ranged: bool):
+    what = chain(512, 16, 4096, ranged)
+    schedule = choose_chained_schedule(HOPPER, what)
+    assert (schedule.atom, schedule.block, schedule.warps, schedule.repeat) == ("wgmma", (64, 64, 512), (4, 2), 1)
+    narrower = replace(what, width=320)  # 160 columns are no whole panels
+    assert choose_chained_schedule(HOPPER, narrower).atom == "m16n8k16"
+    parts = replace(schedule, repeat=0)
+    assert "want repeat = 1" in str(problem_of_chain(parts, HOPPER, what))
+
+
+@pytest.mark.parametrize(
     "fields", [{"max_k": 64}, {"tensors": (4,)}, {"ragged": True}, {"page": 64}, {"wide": False}], ids=str
 )
 def test_what_tma_or_wgmma_cannot_do_takes_another_row(fields: dict):

@@ -138,7 +138,7 @@ def test_an_epilogue_that_leaves_little_room_takes_fewer_stages():
     schedule = choose_schedule(ADA, Product(None, 4096, epilogue=many))
     assert (schedule.block, schedule.stages) == ((64, 64, 64), 1)
     assert problem_on_target(schedule, ADA, many) is None
-    too_many = Epilogue(2, ((True, True, 4),) * 10)
+    too_many = Epilogue(2, ((True, True, 4),) * 120)
     assert "reduce block or stages" in problem_on_target(
         choose_schedule(ADA, Product(64, 64, 1, too_many)), ADA, too_many
     )
@@ -186,6 +186,24 @@ def test_options_replace_single_fields():
     assert schedule.warps == (1, 2)
     assert (schedule.epilogue, schedule.fragments, schedule.opt_level) == ("direct", 1, 0)
     assert assign("", "hybrid, max_k = 32", promote=16).promote == 16
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"atom": "wgmma", "warps_m": 4, "warps_n": 2},  # parts of a result are for warps with whole rows
+        {"block_m": 16, "block_n": 16, "block_k": 16},
+        {"atom": "wgmma", "roles": "unified"},
+        {"store_columns": 32},
+        {"consumer_regs": 160},
+    ],
+)
+def test_fields_that_options_do_not_say_fit_those_that_they_do(options):
+    schedule = assign("", **options)
+    assert problem_on_target(schedule, H200) is None
+    said = dict(zip(("block_m", "block_n", "block_k"), schedule.block, strict=True), warps_m=schedule.warps[0])
+    said |= vars(schedule) | {"warps_n": schedule.warps[1]}
+    assert all(said[name] == value for name, value in options.items())
 
 
 def test_a_pin_wins_over_options():
