@@ -20,12 +20,12 @@ BYTES_PER_SECOND = 3e12
 LAUNCH_SECONDS = 8e-6
 FLUSH_SECONDS = 1e-4  # of 256 MiB, and the events around a launch
 COMPARE_SECONDS = 1.2e-4  # of one repeated launch, and the poison before it
-CASE_SECONDS = 0.05  # data, guards, answers
+CASE_SECONDS = 0.02  # data, guards, answers
 REFERENCE_RATE = 2.5e13  # flops a second of a reference in f32 or float64
 PEER_SLOWER = 1.8
 """A peer's time over ours, as a guess."""
 
-START_SECONDS = 9.0
+START_SECONDS = 6.0
 """Of the process, PyTorch, and both brackets."""
 
 WARM_UP_CALLS = 3

@@ -5,7 +5,7 @@
 
 A 4096^3 product of `mma.sync`, which all targets and policies have, is compiled and assembled for each target, transport,
 placement and policy of `ROWS`; its hottest loop is counted; one CTA of two short products with the same schedule runs on the
-emulator, which counts bank conflicts and what is executed for each k-tile.
+emulator, which counts bank conflicts and what is executed for each k-tile. Attention is in `emmy.bench.static_attention`.
 """
 
 from __future__ import annotations
@@ -25,6 +25,8 @@ from emmy.artefact import run_on_emulator
 from emmy.assemble import main_loop_mix, main_loop_products, occupancy, sass
 from emmy.bench.pages import told, write_or_check
 from emmy.bench.records import Record, read_records
+from emmy.bench.static_attention import attention_rows
+from emmy.bench.static_attention_page import attention_page
 from emmy.bench.static_page import page
 from emmy.bench.suites import MATMUL
 from emmy.compiler import CompiledModule
@@ -33,6 +35,7 @@ from emmy.emulator import Report
 from emmy.errors import EmmyError
 from emmy.targets import get_target
 
+KIND = "static"
 SIZE = 4096
 SHORT_DEPTHS = (512, 768)  # of the products that are emulated: some rounds of every ring, and a few k-tiles more
 
@@ -57,16 +60,23 @@ can be compared, and registers hold all of them."""
 
 
 def rows() -> Iterator[Record]:
-    """A record for every target, schedule and policy."""
+    """A record for every target, schedule and policy of a product, then those of attention."""
     for target, schedules in ROWS.items():
         for schedule in schedules:
             for policy in POLICIES:
                 yield row(target, schedule, policy)
+    yield from attention_rows()
+
+
+def whole_page(records: Sequence[Record]) -> str:
+    """The text of docs/static.md."""
+    products = [record for record in records if record["kind"] == KIND]
+    return "\n".join(filter(None, [page(products), attention_page(records)]))
 
 
 def row(target: str, schedule: Mapping[str, Any], policy: str) -> Record:
     """What is known about one kernel; `message` instead of figures if it cannot be compiled."""
-    known: Record = {"kind": "static", "target": target, "schedule": dict(schedule), "policy": policy}
+    known: Record = {"kind": KIND, "target": target, "schedule": dict(schedule), "policy": policy}
     try:
         artefact = compiled(target, schedule, policy, SIZE).artefact
         (short, lines), (longer, _) = (emulated(target, schedule, policy, depth) for depth in SHORT_DEPTHS)
@@ -142,7 +152,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         records = read_records(path) if args.page else list(rows())
         text = "".join(json.dumps(record) + "\n" for record in records)
         return max(
-            write_or_check(path, text, args.check), write_or_check(path.with_suffix(".md"), page(records), args.check)
+            write_or_check(path, text, args.check),
+            write_or_check(path.with_suffix(".md"), whole_page(records), args.check),
         )
 
     return told(action)

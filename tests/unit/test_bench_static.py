@@ -6,15 +6,15 @@ from pathlib import Path
 import pytest
 
 from emmy.assemble import find_tool
-from emmy.bench import static
+from emmy.bench import static, static_attention
 from emmy.bench.records import read_records
+from emmy.bench.static_attention_page import attention_page, cycles, gains, hopper, mix, serial
 from emmy.bench.static_page import (
     classify,
     issued,
     meets_budget,
     others,
     overhead,
-    page,
     section,
     speed,
     tensor_cycles,
@@ -44,7 +44,7 @@ CONVERT = record("hybrid, max_k = 64", {"HMMA.16816.F16": 128}, LDSM=32, HADD2=1
 
 
 def test_the_page_shows_what_is_recorded():
-    assert (ROOT / "docs" / "static.md").read_text() == page(read_records(RECORDED))
+    assert (ROOT / "docs" / "static.md").read_text() == static.whole_page(read_records(RECORDED))
 
 
 def test_instructions_by_kind():
@@ -103,3 +103,71 @@ def test_what_cannot_be_compiled_is_recorded_with_the_reason():
 def test_the_record_is_what_the_compiler_gives():
     recorded = [json.loads(line) for line in RECORDED.read_text().splitlines()]
     assert list(static.rows()) == recorded, "run: python -m emmy.bench.static"
+
+
+# ---- attention -------------------------------------------------------------------------------------------------------
+
+
+def attention_record(variant, products, target="sm_120a", depth=64, **mix):
+    return {
+        "kind": static_attention.KIND, "target": target, "depth": depth, "variant": variant, "block": [128, 64],
+        "products": products, "mix": {"HMMA": sum(products.values()), **mix}, "registers": 200, "spill_bytes": 0,
+        "threads": 128, "shared_bytes": 49152, "blocks_per_sm": 2, "limited_by": "registers",
+    }  # fmt: skip
+
+
+LOOP = attention_record("tma", {"HMMA.16816.F32": 64}, LDSM=20, MUFU=34, FMUL=10, NOP=2, UTMALDG=1)
+HALF = attention_record("tma, hybrid values", {"HMMA.16816.F32": 32, "HMMA.16816.F16": 32}, LDSM=20, MUFU=34, FHADD=32)
+
+
+def test_the_model_of_attention_counts_pipes_and_slots():
+    assert cycles(LOOP) == {"tensor": 4096, "special": 544, "shared": 640, "issue": 262}
+    assert mix(LOOP)["MUFU"] == 68
+    assert mix(LOOP)["rest"] == 4
+    assert (mix(HALF)["HMMA f32"], mix(HALF)["convert, promote"]) == (64, 64)
+    assert serial(LOOP) == 4096 + 544 + 262 - 128 - 68
+    best, worst = gains(HALF, LOOP)
+    assert best == 4096 / 3072
+    assert worst == serial(LOOP) / serial(HALF)
+    assert hopper(LOOP) == 1
+    assert hopper(attention_record("x", {"HMMA.16816.F32": 128}, LDSM=80)) == 80 * 16 / (128 * 6.4)
+
+
+def test_what_is_recorded_of_attention_keeps_the_promise():
+    """Within 99 KiB and without spills at every head dimension, on both targets."""
+    records = [record for record in read_records(RECORDED) if record["kind"] == static_attention.KIND]
+    asked = {(t, d, v.name) for t, variants in static_attention.ROWS.items() for d in (64, 128, 256) for v in variants}
+    assert {(r["target"], r["depth"], r["variant"]) for r in records} == asked
+    assert all("message" not in r and r["spill_bytes"] == 0 and r["shared_bytes"] <= 99 * 1024 for r in records)
+
+
+def test_the_part_on_attention_has_mixes_models_refusals_and_a_judgement():
+    rows = [
+        LOOP,
+        *({**LOOP, "variant": v} for v in ("cp_async", "tma, specialized", "tma, lazy")),
+        HALF,
+        {**HALF, "variant": "tma, both hybrid"},
+    ]
+    text = attention_page([F32 | {"kind": "static"}, *rows, {**LOOP, "variant": "other", "message": "no\nmore"}])
+    assert "| d64 tma | 128 | 0 | 40 | 0 | 2 | 68 | 20 | 0 | 0 | 0 | 0 | 0 | 0 | 4 |" in text
+    assert (
+        "| d64 tma, hybrid values | 128x64 | 200 | 0 | 48 KiB | 2 x 4 warps (registers) | 3072 | 544 | 640 | 300 | 1.33 |"
+        in text
+    )
+    assert "* d64 other was not compiled: no\n" in text
+    assert "Hybrid sums of P*V give 1.27 to 1.33 of the speed" in " ".join(text.split())
+    assert attention_page([F32 | {"kind": "static"}]) == ""
+
+
+@needs_tools
+@pytest.mark.parametrize("target", static_attention.ROWS)
+def test_a_row_of_attention_is_what_the_compiler_gives(target):
+    variant = static_attention.ROWS[target][0]
+    found = static_attention.attention_row(target, 64, variant)
+    assert found in [json.loads(line) for line in RECORDED.read_text().splitlines()], "run: python -m emmy.bench.static"
+
+
+@needs_tools
+def test_attention_that_cannot_be_compiled_is_recorded_with_the_reason():
+    found = static_attention.attention_row("sm_89", 64, static_attention.TMA)
+    assert "tma" in found["message"].lower()
