@@ -107,9 +107,8 @@ class PipelineOp(IRDLOperation):
     """A ring of `stages` slots; each slot holds the fields (name -> tile type, as stored in memory).
 
     `outbound`: results leave through it. `internal`: the consumer fills it, with fragments, and reads it; of a `cluster` of so
-    many CTAs each fills the slots of the others (`mma.scatter`), and reads its own, which is full when all have done so. Written by
-    `lower-transport`: `full_count`, `empty_count` (arrivals that end a phase of
-    a slot's full or empty mbarrier; absent: the ring has no such barriers), `tx_bytes` (bytes that one ticket brings by TMA).
+    many CTAs each fills the slots of the others (`mma.scatter`), and reads its own, which is full when all have done so.
+    Written by `lower-transport`: `full_count`, `empty_count` (arrivals that end a phase of a slot's full or empty mbarrier; absent: the ring has no such barriers), `tx_bytes` (bytes that one ticket brings by TMA).
     Written by `allocate-shared`: `base` (bytes from the start of dynamic shared memory), `slot_bytes`, `offsets` (of each field
     in a slot, bytes), `swizzles` (field -> 0, 32, 64 or 128: span of the XOR swizzle), `full_base`, `empty_base` (bytes from the
     start of dynamic shared memory of the mbarriers, 8 bytes each, one a stage).

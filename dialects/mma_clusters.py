@@ -81,8 +81,6 @@ class PartOp(IRDLOperation):
     def verify_(self) -> None:
         source, parts = cast(FragmentType, self.arg.type), self.parts.value.data
         rows, columns = source.get_shape()
-        if source.place.data != "c" or parts < 2 or columns % parts or self.result.type.get_shape() != (
-            rows,
-            columns // parts,
-        ):
+        wanted = (rows, columns // max(parts, 1))
+        if source.place.data != "c" or parts < 2 or columns % parts or self.result.type.get_shape() != wanted:
             raise VerifyException(f"{self.result.type} is none of {parts} parts of the columns of {source}")

@@ -37,7 +37,9 @@ class ClusterFragments:
         """Register and immediate of the address of this lane's part of each block of a fragment, in the order of registers."""
         b, across = self.builder, field.shape[-1] // COLUMNS
         if (shape.place, shape.dtype) != ("c", "f32") or shape.rows % ROWS or shape.cols % COLUMNS:
-            raise EmmyError("what the CTAs of a cluster exchange is whole blocks of 16 x 8 sums of f32", location_of(op))
+            raise EmmyError(
+                "what the CTAs of a cluster exchange is whole blocks of 16 x 8 sums of f32", location_of(op)
+            )
         if any(b.multiple(place) % size for place, size in zip(at, (ROWS, COLUMNS), strict=True)):
             raise EmmyError("what the CTAs of a cluster exchange begins at a block of 16 x 8 sums", location_of(op))
         row, column = b.divide(at[0], ROWS), b.divide(at[1], COLUMNS)
@@ -107,5 +109,3 @@ class ClusterFragments:
             one = self.slice(shape, registers, number * columns, columns)
             found = [b.pure("selp_f32", x, y, chosen) for x, y in zip(one, found, strict=True)]
         return found
-
-

@@ -73,9 +73,7 @@ def split_kernel(kernel: tile.KernelOp, parts: int) -> None:
     cta = emit.value(tile.CtaIdOp())
     part = do.value(do.remainder(cta, parts))
     part.name_hint = "part"
-    numbered = tile.GridOp(
-        grid.extents, grid.get_blocks(), grid.raster.value.data, do.value(do.divide(cta, parts))
-    )
+    numbered = tile.GridOp(grid.extents, grid.get_blocks(), grid.raster.value.data, do.value(do.divide(cta, parts)))
     numbered.location = grid.location
     kernel.block.insert_op_before(numbered, grid)
     for old, new in zip(grid.offsets, numbered.offsets, strict=True):
@@ -117,7 +115,12 @@ def _product_loop(kernel: tile.KernelOp) -> scf.ForOp:
     """The loop over the contraction."""
     loops = [op for op in kernel.block.ops if isinstance(op, scf.ForOp)]
     products = [op for op in kernel.walk() if isinstance(op, tile.DotOp)]
-    if len(loops) != 1 or len(products) != 1 or products[0].parent is not loops[0].body.block or len(loops[0].results) != 1:
+    if (
+        len(loops) != 1
+        or len(products) != 1
+        or products[0].parent is not loops[0].body.block
+        or len(loops[0].results) != 1
+    ):
         raise EmmyError("split_k wants a kernel whose product is one loop that carries one tile", location_of(kernel))
     start = loops[0].iter_args[0].owner
     if not isinstance(start, tile.FillOp) or start.value.value.data != 0.0:
@@ -175,7 +178,11 @@ class _Narrow:
         types = [self.part(v) if self.is_whole(v) else v.type for v in op.results]
         assert op.parent is not None
         new = type(op).create(
-            operands=operands, result_types=types, properties=op.properties, attributes=op.attributes, location=op.location
+            operands=operands,
+            result_types=types,
+            properties=op.properties,
+            attributes=op.attributes,
+            location=op.location,
         )
         op.parent.insert_op_before(new, op)
         for old, result in zip(op.results, new.results, strict=True):

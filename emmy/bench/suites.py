@@ -56,8 +56,17 @@ TOKENS = (512, 4096)
 INTEGERS = ((256, 256, 256), (384, 512, 192), (200, 304, 72), (128, 256, 64), (1, 8, 16))
 """M, N, K of products that the emulator runs too; with edges and a single k-tile."""
 
-STRESS = ((4096, 4096, 4096), (2048, 2048, 2048), (1000, 1096, 1048), (2048, 4096, 64), (2048, 4096, 192))
-"""M, N, K: many k-tiles under full load, a part of a wave, edges everywhere, one k-tile, as many as stages."""
+STRESS = (
+    (4096, 4096, 4096),
+    (2048, 2048, 2048),
+    (1000, 1096, 1048),
+    (2048, 4096, 64),
+    (2048, 4096, 192),
+    (2048, 512, 3840),
+    (488, 504, 3848),
+)
+"""M, N, K: many k-tiles under full load, a part of a wave, edges everywhere, one k-tile, as many as stages; half a wave, without
+edges and with them, which two CTAs share on sm_90a."""
 
 MATMUL = """func.func @matmul(%a: tensor<{m}x{k}x{t}>, %b: tensor<{n}x{k}x{t}>) -> tensor<{m}x{n}x{t}> {{
   %c = tensor_op.matmul %a, %b transpose_b

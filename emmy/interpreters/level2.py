@@ -72,7 +72,9 @@ def _run_cluster(kernel: tile.KernelOp, ctas: list[Cta]) -> None:
         ops = []
         parts = {int(cta.values[op.part]): cta for cta in ctas}
         if sorted(parts) != list(range(op.parts.value.data)):
-            raise EmmyError(f"the CTAs of a cluster have parts {sorted(parts)} of {op.parts.value.data}", location_of(op))
+            raise EmmyError(
+                f"the CTAs of a cluster have parts {sorted(parts)} of {op.parts.value.data}", location_of(op)
+            )
         for part, cta in parts.items():
             order = [(part + step) % len(parts) for step in range(len(parts))]
             columns = [np.split(parts[other].values[op.arg], len(parts), axis=-1)[part] for other in order]

@@ -35,7 +35,6 @@ class EventMachine(Machine):
         self.meetings: dict[tuple[str, str, int], Array] = {}
         """(kind, who meets, how manieth time) -> what all that have come knew."""
 
-
     # ---- order -------------------------------------------------------------------------------------------------------
 
     def now(self, warp: Warp) -> int:

@@ -111,7 +111,7 @@ class Machine:
     def scattered(
         self, warp: Warp, value: Array, slot: Slot, name: str, row: int, part: int
     ) -> Iterator[tuple[Machine, Flight]]:
-        """What a warp of CTA number `part` of a cluster gives each other one of a fragment, which is in flight (`mma.scatter`)."""
+        """What a warp of CTA number `part` of a cluster gives each other one of a fragment, in flight (`mma.scatter`)."""
         rings = self.rings_of(slot.ring)
         for number, (machine, ring) in enumerate(zip(self.cluster, rings, strict=True)):
             if number == part:
@@ -120,7 +120,9 @@ class Machine:
             first = (part - number - 1) % len(rings) * (cells.shape[0] // (len(rings) - 1)) + row
             columns = cells.shape[1]
             if first < 0 or first + len(value) > cells.shape[0] or value.shape[1] != len(rings) * columns:
-                self.fault(warp, f"a fragment of {value.shape} at row {first} leaves field '{name}' of @{slot.ring.name}")
+                self.fault(
+                    warp, f"a fragment of {value.shape} at row {first} leaves field '{name}' of @{slot.ring.name}"
+                )
             piece = value[:, number * columns : (number + 1) * columns].copy()
             yield machine, Flight(cells, (slot.stage, slice(first, first + len(value))), piece, slot.ticket)
 
@@ -144,7 +146,6 @@ class Machine:
             flight.land()
         elif self.landing == "random":
             self.flying.append(flight)
-
 
     def finish(self) -> None:
         """Check what must hold when all warps have ended."""

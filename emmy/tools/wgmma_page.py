@@ -14,6 +14,10 @@ TARGET = "sm_90a"
 SCHEDULE = "atom = wgmma, block = [64, 64, 64], warps = [4, 1], stages = 4, fragments = 1"
 """All that the page shows, so that another choice of the table does not change it."""
 
+SPLIT = "split_k = 2, persistent = 0"
+SHARED = f"{SCHEDULE}, {SPLIT}"
+"""The same with two CTAs for each tile."""
+
 TEXT = """
 # From `mma.sync` to `wgmma`
 
@@ -57,6 +61,37 @@ the operand, and the slot, in units of 16 bytes.
 ```
 {ptx}
 ```
+
+## Two CTAs on one tile
+
+Where tiles fill half a wave, half of the multiprocessors would be idle (N = 512 of Gemma's projections, say). There the table has
+`split_k = 2`: the two CTAs of a cluster share the contraction of one tile (`split-k`, at level 2), and each computes and stores
+half of its columns. `{option}` asks for it; 4 and 8 are legal too. A target without clusters refuses it.
+
+```console
+$ emmy run {example} --target {target} --device emulator --schedule "{shared}" --check
+...
+c: RMS error ... of the RMS, bound ...: ok
+```
+
+What a CTA has of the other's columns it writes into the other's shared memory, from registers, without a fence or a barrier
+between the two: `st.async` counts its bytes on an mbarrier beside them, for which the other one waits. The sums are always added
+in the same order, so that results do not depend on timing. At level 3 that is a pipeline of the cluster, with one slot:
+
+<table>
+<tr><th>after <code>lower-tile</code></th><th>after <code>lower-transport</code></th></tr>
+<tr><td><pre>
+{given}
+</pre></td><td><pre>
+{sent}
+</pre></td></tr>
+</table>
+
+The same as PTX:
+
+```
+{stores}
+```
 """
 
 
@@ -71,7 +106,33 @@ def wgmma_page(notice: str, root: Path) -> str:
         before=html.escape(before),
         after=html.escape(after),
         ptx="\n".join(map(shorten, main_loop(module.ptx, "wgmma.mma_async").splitlines())),
+        **exchange_texts(root),
     )
+
+
+def exchange_texts(root: Path) -> dict[str, str]:
+    """The sum over a cluster at level 3, before and after its events, and the stores into another CTA."""
+    module = compile(root / EXAMPLE, TARGET, schedule=parse_schedule(SHARED))
+    given, sent = (
+        lines_between(module.ir(name), first, "async_copy.begin_fill @out")
+        for name, first in (("lower-tile", "async_copy.acquire @sums"), ("lower-transport", "async_copy.cluster_wait"))
+    )
+    stores = [line.strip() for line in module.ptx.splitlines() if "st.async" in line or "mapa" in line]
+    return {
+        "option": SPLIT,
+        "shared": SHARED,
+        "given": html.escape(given),
+        "sent": html.escape(sent),
+        "stores": "\n".join([*stores[:4], "..."]),
+    }
+
+
+def lines_between(text: str, first: str, last: str) -> str:
+    """The lines from one that holds `first` to the one before `last`, without their types."""
+    lines = text.splitlines()
+    start = next(i for i, line in enumerate(lines) if first in line)
+    end = next(i for i in range(start, len(lines)) if last in lines[i])
+    return "\n".join(line.partition(" : ")[0].strip() for line in lines[start:end])
 
 
 def consumer_loop(text: str) -> str:

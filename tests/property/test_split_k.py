@@ -112,7 +112,8 @@ def operands() -> list[np.ndarray]:
 def test_bits_do_not_depend_on_the_order_of_events():
     module = emmy.compile(text(64, 64, 512, "f16", False), "sm_90a", schedule=SCHEDULE)
     arrays, found = operands(), set()
-    for landing, order, seed in (("late", "fixed", 0), ("early", "reversed", 0), ("random", "random", 1), ("random", "random", 2)):
+    orders = (("late", "fixed", 0), ("early", "reversed", 0), ("random", "random", 1), ("random", "random", 2))
+    for landing, order, seed in orders:
         (got,), _ = run_on_emulator(module.portable_artefact, "mm", arrays, landing=landing, order=order, seed=seed)
         found.add(got.tobytes())
     assert len(found) == 1
