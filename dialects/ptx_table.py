@@ -26,6 +26,8 @@ class Row:
     text: the instruction; `$i` is the i-th of results, operands and immediates, counted through. pure: neither memory nor
     synchronisation nor other lanes. literals: register operands may be replaced by constants.
     tied: (result, operand) pairs that want one register, because ptxas then has nothing to move.
+    piecewise: ptxas makes several instructions of it on some target, and writes the first results before it has read all
+    operands (mma.sync of 8-bit floats on sm_90a, 13.0): an operand that stands at two places shares no register with a result.
     moves: where the printer moves tied operands that did not get their result's register: not at all if the text names both,
     else `before` the instruction (which then changes the register) or `after` it (which then touches neither).
     until: the instruction is repeated until its result, a predicate, holds; it takes no predicate of its own.
@@ -41,6 +43,7 @@ class Row:
     pure: bool = False
     literals: bool = False
     tied: tuple[tuple[int, int], ...] = ()
+    piecewise: bool = False
     moves: Literal["", "before", "after"] = ""
     until: bool = False
     needs: str = ""
@@ -381,8 +384,9 @@ def _mma_row(atom: Atom) -> Row:
     operands = "r" * (atom.a.registers + atom.b.registers) + sums
     tied = tuple((i, atom.a.registers + atom.b.registers + i) for i in range(len(sums)))
     text = f"{atom.ptx} {', '.join(lists)}"
-    needs = "fp8" if atom.operand_dtype in PTX_F8 else ""
-    return Row(mma_name(atom), sums, operands, (), text, pure=True, tied=tied, needs=needs, since=atom.since)
+    f8 = atom.operand_dtype in PTX_F8
+    needs = "fp8" if f8 else ""
+    return Row(mma_name(atom), sums, operands, (), text, True, tied=tied, piecewise=f8, needs=needs, since=atom.since)
 
 
 ROWS: dict[str, Row] = {

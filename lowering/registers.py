@@ -104,7 +104,7 @@ class Liveness:
 
     def instruction(self, op: Instruction, position: int) -> None:
         """An instruction; a predicated one overwrites the values that stand for its results where the predicate is false."""
-        operands = op.operands
+        operands = list(op.operands)
         self.half_sums |= op.row.name in HALF_SUMS
         count = len(op.row.operands)
         if len(operands) > count and op.results:
@@ -121,7 +121,8 @@ class Liveness:
             return
         self.use(operands, position + READ)
         self.define(op.results, position + WRITE)
-        self.tied.extend((op.results[i], operands[j]) for i, j in op.row.tied)
+        repeated = {value for value in operands if operands.count(value) > 1} if op.row.piecewise else set[SSAValue]()
+        self.tied.extend((op.results[i], operands[j]) for i, j in op.row.tied if operands[j] not in repeated)
 
     def changed(self, op: Instruction, position: int) -> None:
         """An instruction that changes its results' registers in place; they may be no register that it reads."""

@@ -10,6 +10,11 @@ was measured on tensor cores (`mma.sync` and `wgmma` alike, normal data, against
   f32 one, independent of K. Longer partial sums err by the square root of their length, as a sum of roundings does
   (3.28e-4 for 64 elements, 4.39e-4 for 128).
 
+Sums of 8-bit floats (e4m3, e5m2) are f32 by name, but Hopper's tensor cores keep about 14 bits of a sum and of what is added to
+it, and cut off the rest, once for each 32 products: 1.3e-3 at K = 4096, 2.0e-3 at 8192, 3.0e-3 at 15360 (`wgmma`, measured). The
+bound is 2.4e-4 for the square root of the number of such steps, which is `max_k` / 32 where partial sums are promoted (hybrid;
+measured 1.8e-4 for 128 elements). They are largest where sums are: to 24 RMS where rows and columns have scales of their own.
+
 The bounds leave a factor of about 2.5 on the f32 term and 1.5 on the f16 term. The element-wise bound allows each
 element half a unit in its last place and a multiple of the accumulation's RMS: roundings of f16 sums grow with the sum, so
 among 10^7 to 10^8 elements the largest errors are 6 RMS for partial sums of 64 or 128 elements and 13 to 16 RMS for whole
@@ -46,12 +51,26 @@ class ErrorSums:
     largest_excess: float  # of |error| - |reference| * HALF_ULP
 
 
-def accumulation_rms(policy: str, k: int, dtype: str, floor: float, max_k: int = DEFAULT_MAX_K) -> float:
+EIGHT_BIT_STEP = 32
+"""Products of 8-bit floats that a tensor core adds to a sum at once."""
+
+EIGHT_BIT_LOSS = 2.0**-12
+"""What one such step may lose, over the RMS of the sums."""
+
+EIGHT_BIT_MAX_OVER_RMS = 32.0
+
+
+def accumulation_rms(
+    policy: str, k: int, dtype: str, floor: float, max_k: int = DEFAULT_MAX_K, eight_bits: bool = False
+) -> float:
     """The RMS error, over rms(C), that accumulating `k` products may add to the rounding floor.
 
-    `max_k`: of the hybrid policy; fewer than 64 are allowed what 64 are.
+    `max_k`: of the hybrid policy; fewer than 64 are allowed what 64 are. `eight_bits`: whether operands are e4m3 or e5m2.
     """
     f32 = 3e-9 * k + 1e-6
+    if eight_bits:
+        summed = min(k, max_k) if policy == "hybrid" else k
+        return EIGHT_BIT_LOSS * math.sqrt(math.ceil(summed / EIGHT_BIT_STEP)) + f32
     if policy == "f32":
         return f32
     if policy == "f16":
@@ -62,14 +81,17 @@ def accumulation_rms(policy: str, k: int, dtype: str, floor: float, max_k: int =
     raise EmmyError(f"unknown accumulation policy '{policy}'; there are {', '.join(POLICIES)}")
 
 
-def judge(sums: ErrorSums, policy: str, k: int, dtype: str, max_k: int = DEFAULT_MAX_K) -> dict[str, Any]:
+def judge(
+    sums: ErrorSums, policy: str, k: int, dtype: str, max_k: int = DEFAULT_MAX_K, eight_bits: bool = False
+) -> dict[str, Any]:
     """The errors as fractions of rms(C), their bounds, and `ok`. Non-finite elements never pass."""
     rms = math.sqrt(sums.squared_reference / max(sums.elements, 1)) or 1.0
     floor = math.sqrt(sums.squared_rounding / max(sums.elements, 1)) / rms
     rms_error = math.sqrt(sums.squared_error / max(sums.elements, 1)) / rms
-    added = accumulation_rms(policy, k, dtype, floor, max_k)
+    added = accumulation_rms(policy, k, dtype, floor, max_k, eight_bits)
     few = policy == "hybrid" and k < FEW_PARTIALS * max(max_k, DEFAULT_MAX_K)
-    rms_bound, excess_bound = 1.02 * floor + added, MAX_OVER_RMS["f16" if few else policy] * added
+    over_rms = EIGHT_BIT_MAX_OVER_RMS if eight_bits else MAX_OVER_RMS["f16" if few else policy]
+    rms_bound, excess_bound = 1.02 * floor + added, over_rms * added
     excess = sums.largest_excess / rms
     # A reference beyond the dtype's range has no finite rounding, and then nothing is proved.
     ok = sums.not_finite == 0 and math.isfinite(floor) and rms_error <= rms_bound and excess <= excess_bound

@@ -21,7 +21,8 @@
     task       what is computed, where it takes more than the artefact says of its work (see `emmy.bench.attention`)
     peers      what it is timed beside, where the run names no peers (default: see `emmy.bench.peers`)
     calls      how often one forward pass of the model calls it (default 0: it is of no model)
-    against    folder of an artefact that computes the same from the same arguments: timed beside this one, as the peer `static`
+    against    folder of an artefact that computes the same from the same arguments: timed beside this one, as the peer
+               `static`, or by the name of its operands' type if that is another one
 """
 
 from __future__ import annotations
@@ -125,7 +126,8 @@ def shapes_of(case: Case, entry: EntrySpec) -> list[tuple[int, ...]]:
 
 
 def work_of(case: Case, entry: EntrySpec) -> dict[str, Any]:
-    """The entry's `work` with its expressions evaluated for the case's shapes, and the case's task; empty without either."""
+    """The entry's `work` with its expressions evaluated for the case's shapes, whether operands have `eight_bits`, and the case's
+    task; empty without work and task."""
     shapes = dict(zip([argument["name"] for argument in entry["arguments"]], shapes_of(case, entry), strict=True))
     strides = {name: row_major(shape) for name, shape in shapes.items()}
     work = entry.get("work", {})
@@ -133,7 +135,8 @@ def work_of(case: Case, entry: EntrySpec) -> dict[str, Any]:
         key: value if isinstance(value, (str, bool)) else evaluate(value, shapes, strides)
         for key, value in work.items()
     }
-    return found | (case.task or {})
+    eight_bits = {"eight_bits": True} if DTYPES[entry["arguments"][0]["dtype"]].itemsize == 1 and work else {}
+    return found | eight_bits | (case.task or {})
 
 
 def infos_of(case: Case, entry: EntrySpec) -> list[ArrayInfo]:

@@ -13,6 +13,7 @@ from typing import Any
 from emmy.artefact import Artefact
 from emmy.bench.attention import KIND
 from emmy.bench.cases import Case, work_of
+from emmy.bench.fp8 import PEERS as FP8_PEERS
 from emmy.errors import EmmyError
 
 FLOPS_PER_SECOND = 5e14
@@ -34,7 +35,8 @@ WARM_UP_CALLS = 3
 def timed_peers(work: Mapping[str, Any], peers: Sequence[str]) -> int:
     """How many of the peers can do the work."""
     if work.get("kind") != KIND:
-        return sum(peer in ("cublas", "triton", "eager", "compile") for peer in peers)
+        possible = FP8_PEERS if work.get("eight_bits") else ("cublas", "triton", "eager", "compile")
+        return sum(peer in possible for peer in peers)
     windows, plain = ("flex", "eager", "compile"), ("flash", "cudnn", "eager", "compile")
     return sum(peer in (windows if work["window"] else plain) for peer in peers)
 

@@ -28,6 +28,7 @@ from emmy.bench.attention_inputs import make_inputs
 from emmy.bench.bounds import HALF_ULP, ErrorSums, judge
 from emmy.bench.cases import Case, infos_of, integer_data, shapes_of, work_of
 from emmy.bench.errors import seed_statistics, summarize
+from emmy.bench.fp8 import SCALED
 from emmy.bench.layouts import Layout, dense, layout_of
 from emmy.bench.peers import DEFAULT_PEERS, PEERS, Peer, matmul_operands
 from emmy.device_arrays import TORCH_DTYPES
@@ -105,7 +106,7 @@ class Measurement:
         guarded = Guarded(torch, shape, dtype, self.device, layout)
         if self.case.data == "integers":
             data = integer_data(guarded.stored_shape, self.case.seed, position, self.case.magnitude)
-            guarded.stored.copy_(torch.from_numpy(data))
+            guarded.stored.copy_(torch.from_numpy(data).float())  # there is no copy from int8 to 8-bit floats
         else:
             generator = torch.Generator(device=self.device).manual_seed(self.case.seed * 1000 + position)
             guarded.stored.copy_(torch.randn(guarded.stored_shape, generator=generator, device=self.device))
@@ -190,6 +191,7 @@ class Measurement:
             int(self.work.get("k", 1)),
             self.result_dtype,
             self.case.max_k,
+            self.work.get("eight_bits", False),
         )
         found = {"ok": judged["ok"], "error": judged, "reference": str(dtype).removeprefix("torch.")}
         if judged["ok"]:
@@ -285,9 +287,23 @@ class Measurement:
             if peer is not None:
                 made[name] = peer
         if self.against is not None:
-            outs = [self.torch.empty_like(out) for out in self.outs]
-            made["static"] = functools.partial(self.against.run, self.case.entry, self.args, out=outs)
+            name, args, outs = self._static()
+            made[name] = functools.partial(self.against.run, self.case.entry, args, out=outs)
         return made, failed
+
+    def _static(self) -> tuple[str, list[Any], list[Any]]:
+        """What the artefact to compare with is called as a peer, its arguments and results: ours, in its own types. It is
+        `static`, or the name of its operands' type if that is another one."""
+        assert self.against is not None
+        entry = self.against.artefact.entry(self.case.entry)
+
+        def typed(specs: Sequence[Any], tensors: Sequence[Any]) -> list[Any]:
+            names = [TORCH_DTYPES[spec["dtype"]] for spec in specs]
+            return [t.to(getattr(self.torch, name)) for name, t in zip(names, tensors, strict=True)]
+
+        outs = typed(entry["results"], [self.torch.empty_like(out) for out in self.outs])
+        dtypes = [e["arguments"][0]["dtype"] for e in (entry, self.entry)]
+        return "static" if dtypes[0] == dtypes[1] else dtypes[0], typed(entry["arguments"], self.args), outs
 
     def _traffic(self) -> int:
         """Bytes of all arguments and results: what must cross the memory bus at least once."""
@@ -316,6 +332,13 @@ def matmul_reference(args: Sequence[Any], work: dict[str, Any], dtype: Any) -> I
         yield (..., block, slice(None)), a[..., block, :].to(dtype) @ b
 
 
+def scaled_reference(args: Sequence[Any], work: dict[str, Any], dtype: Any) -> Iterator[Block]:
+    """The product, its rows scaled by the third argument and its columns by the fourth."""
+    rows, columns = (scale.to(dtype) for scale in args[2:4])
+    for where, product in matmul_reference(args, work, dtype):
+        yield where, product * rows[where[1]] * columns
+
+
 def add_reference(args: Sequence[Any], work: dict[str, Any], dtype: Any) -> Iterator[Block]:
     """The sum of the first two arguments."""
     yield (...,), args[0].to(dtype) + args[1].to(dtype)
@@ -323,6 +346,7 @@ def add_reference(args: Sequence[Any], work: dict[str, Any], dtype: Any) -> Iter
 
 REFERENCES: dict[str, Callable[[Sequence[Any], dict[str, Any], Any], Iterator[Block]]] = {
     "matmul": matmul_reference,
+    SCALED: scaled_reference,
     "add": add_reference,
 }
 

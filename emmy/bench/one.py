@@ -57,7 +57,7 @@ def compare(result: Array, wanted: Array, case: Case, work: dict[str, Any]) -> d
         largest_error=float(np.max(error, initial=0.0)),
         largest_excess=float(np.max(error - np.abs(wanted) * HALF_ULP[dtype], initial=-math.inf)),
     )
-    return judge(sums, case.policy, int(work.get("k", 1)), dtype, case.max_k)
+    return judge(sums, case.policy, int(work.get("k", 1)), dtype, case.max_k, work.get("eight_bits", False))
 
 
 class DeviceView:
@@ -76,12 +76,14 @@ class DeviceView:
 def run_views(module: CudaModule, case: Case) -> tuple[list[Array], Array]:
     """Run `case` once on views of poisoned allocations: its arguments, of their full shapes, and the result.
 
-    `EmmyError` for bf16, which the CUDA array interface has no name for, and if a byte around the arguments' elements changed.
+    `EmmyError` for types that the CUDA array interface has no name for, and if a byte around the arguments' elements changed.
     """
     entry = module.artefact.entry(case.entry)
     shapes = shapes_of(case, entry)
-    if any(argument["dtype"] == "bf16" for argument in entry["arguments"]):
-        raise EmmyError(f"case '{case.name}' cannot run alone: its arguments are bf16 views; choose a case of f16")
+    nameless = [a["dtype"] for a in entry["arguments"] if DTYPES[a["dtype"]].isbuiltin != 1]
+    if nameless:
+        message = f"its arguments are {nameless[0]} views; choose a case of f16"
+        raise EmmyError(f"case '{case.name}' cannot run alone: {message}")
     layouts = [
         layout_of(case.layouts, argument["name"], shape)
         for argument, shape in zip(entry["arguments"], shapes, strict=True)

@@ -9,6 +9,7 @@ from typing import Any
 
 from emmy.bench import attention_peers
 from emmy.bench.attention_peers import flex, fused
+from emmy.bench.fp8 import scaled_mm
 
 Peer = Callable[[], Any]
 """Does the case's work once, into a buffer of its own."""
@@ -73,6 +74,8 @@ PEERS: dict[str, Callable[[Any, Sequence[Any], dict[str, Any]], Peer | None]] = 
     "flex": flex,
     "eager": eager,
     "compile": compiled,
+    "scaled_mm": functools.partial(scaled_mm, True),
+    "scaled_mm_promoted": functools.partial(scaled_mm, False),
 }
 """Peer -> what makes its call, given PyTorch, the case's arguments and its work; None if it cannot do that work."""
 

@@ -12,7 +12,8 @@ PyTorch in eager mode, with how often the model calls it), `attention` (whole, c
 many k-tiles and with edges, for `--check-only --repeats 3000`), `ragged` (313 products of any size in any layout, three of
 them with more than 2^31 elements, for `--check-only --repeats 2`), `dynamic` (the six shapes with `?` for every size, timed
 against static ones: as the compiler schedules them, and with the static schedule), `open_rows` (projections whose number of
-tokens is `?`, for few and many tokens, timed against static ones).
+tokens is `?`, for few and many tokens, timed against static ones), `fp8` (products of 8-bit floats against those of f16 and
+`torch._scaled_mm`; `emmy.bench.fp8`), `fp8_checks` (small ones whose bits the emulator foretells).
 A variant compiles every case of the suites once more with other schedule fields, or another accumulation policy (the field
 `accumulate`); its name is put behind the case's. `--ablate` makes a variant of every combination of the values of some fields;
 those that cannot be compiled are listed in refused.json, with the reason. The artefact `peak` measures the card itself.
@@ -137,7 +138,8 @@ def compile_case(directory: Path, target: str, work: Work, case: Case, settings:
     if case.against is not None and work.baseline is not None:
         static = directory / case.against
         if not static.exists():
-            baseline = compile_module(work.baseline, target, accumulate=policy, schedule=fields)
+            asked: dict[str, Any] = {} if work.own_schedule else {"accumulate": policy, "schedule": fields}
+            baseline = compile_module(work.baseline, target, **asked)
             replace(baseline.artefact, supply=None).save(static)
         if work.same_schedule:
             saved = Artefact.load(static)

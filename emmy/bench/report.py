@@ -20,6 +20,7 @@ from emmy.bench.ablation import ablation_tables
 from emmy.bench.accuracy import SUITE as ACCURACY
 from emmy.bench.accuracy import accuracy_table
 from emmy.bench.against import against_table
+from emmy.bench.fp8 import fp8_table
 from emmy.bench.gemma4 import gemma_table
 from emmy.bench.pages import figure, markdown_table, told, write_or_check
 from emmy.bench.records import (
@@ -225,7 +226,7 @@ def section(path: Path) -> str:
     prose = path.with_suffix(".md")
     parts = [prose.read_text().strip() + "\n" if prose.is_file() else f"## {path.stem}\n", where_and_when(run)]
     parts += ablation_tables(run)
-    if table := against_table(run.timed) or gemma_table(run.timed):
+    if table := against_table(run.timed) or gemma_table(run.timed) or fp8_table(run.timed):
         parts.append(table)
     elif any(case.get("variant") for case in run.timed):
         parts.append(ladder(run))

@@ -31,6 +31,7 @@ from emmy.bench.against import against_lines
 from emmy.bench.cases import Case, load_cases, load_refused
 from emmy.bench.child import Child, ChildFailed
 from emmy.bench.estimate import run_seconds
+from emmy.bench.fp8 import fp8_lines
 from emmy.bench.gemma4 import gemma_lines
 from emmy.bench.peers import DEFAULT_PEERS, PEERS, START_SECONDS
 from emmy.bench.table import format_table, suite_mean
@@ -190,7 +191,7 @@ def run_directory(directory: Path, out: Path, options: Options, only: str | None
         results, brackets = run_cases(directory, cases, child, out, options, command)
     finally:
         child.stop()
-    more = [*against_lines(results), *gemma_lines(results), *accuracy_lines(results)]
+    more = [*against_lines(results), *gemma_lines(results), *fp8_lines(results), *accuracy_lines(results)]
     print("\n".join([*format_table(results, brackets), *more]))
     return 0 if all(result["ok"] for result in results) else 1
 

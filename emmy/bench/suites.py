@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from emmy.bench import fp8
 from emmy.bench import gemma4 as gemma
 from emmy.bench.attention import Attention, attention_cases
 from emmy.bench.attention_inputs import ATOMS, accuracy_cases
@@ -83,6 +84,7 @@ class Work:
     dtype: of the operands; products of bf16 have f32 sums whatever the policy. baseline: the source of the artefact that the
     case is timed against; same_schedule: whether this one gets the schedule of that one. variants: whether the artefact takes
     tensors of any strides and alignment (see `emmy.variants`), or only dense ones, which is compiled in a sixth of the time.
+    own_schedule: whether the baseline's schedule is its own, whatever the variant.
     schedule: fields that it has beside those of a variant; targets without its atom leave the case out.
     """
 
@@ -92,6 +94,7 @@ class Work:
     dtype: str = "f16"
     baseline: str | None = None
     same_schedule: bool = False
+    own_schedule: bool = False
     variants: bool = False
     schedule: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
@@ -199,6 +202,44 @@ def open_rows() -> Iterator[Work]:
             yield Work(text, f"open_{n}x{k}", case, baseline=str(static.source))
 
 
+def fp8_product(m: int, n: int, k: int, kind: str = "", **fields: Any) -> Work:
+    """C = A B^T of e4m3 in one of the ways of `emmy.bench.fp8`, timed against the product of f16."""
+    static, scaled = product(m, n, k), kind == "scaled"
+    policy = f"hybrid, max_k = {fp8.PROMOTED}" if kind == "promoted" else "f32"
+    text = (fp8.SCALED_MATMUL if scaled else fp8.MATMUL).format(
+        m=m, n=n, k=k, a="f8E4M3FN", b="f8E4M3FN", c="bf16", policy=policy
+    )
+    name = f"{m}x{n}x{k} f8{' ' * bool(kind)}{kind}"
+    shapes = {"a": [m, k], "b": [n, k], **({"rows": [m, 1], "columns": [1, n]} if scaled else {})}
+    task = {"kind": fp8.SCALED, "k": k, "transpose_b": True} if scaled else None
+    known: dict[str, Any] = {"policy": policy.partition(",")[0], "max_k": fp8.PROMOTED, "task": task}
+    known |= {"suite": fp8.SUITE, "peers": list(fp8.PEERS), "against": None if scaled else static.artefact}
+    case = Case("", "matmul", shapes, name=name, **known, **fields)
+    baseline = None if scaled else str(static.source)
+    return Work(text, name.replace(" ", "_"), case, "f8E4M3FN", baseline=baseline, own_schedule=True)
+
+
+def fp8_products() -> Iterator[Work]:
+    """Two squares in three ways, and the projections of Gemma 4, of 8-bit operands."""
+    for kind in ("", "promoted", "scaled"):
+        yield from (fp8_product(*shape, kind) for shape in fp8.SQUARES)
+    yield from (fp8_product(fp8.TOKENS, n, k) for _, n, k, _ in gemma.PRODUCTS)
+
+
+def fp8_checks() -> Iterator[Work]:
+    """Small products of integers of 8 bits, every pair of types, with and without promotion: foretold by the emulator."""
+    for a, b in fp8.PAIRS:
+        for m, n, k, c in fp8.CHECKED:
+            for policy in ("f32", "hybrid, max_k = 64"):
+                word = policy.partition(",")[0]
+                text = fp8.MATMUL.format(m=m, n=n, k=k, a=a, b=b, c=c, policy=policy)
+                name = f"integers {m}x{n}x{k} {a} {b} {c} {word}"
+                artefact = name.replace(" ", "_")
+                case = Case("", "matmul", {"a": [m, k], "b": [n, k]}, name=name, data="integers", magnitude=2, seed=m)
+                case = replace(case, time=False, policy=word, max_k=64, expect=f"{artefact}.npy")
+                yield Work(text, artefact, case, a)
+
+
 def attention_work(problem: Attention, **fields: Any) -> Work:
     """A problem of attention; `fields` are those of `Case`."""
     base: dict[str, Any] = {"name": problem.name, "suite": problem.suite, "task": problem.task}
@@ -231,6 +272,8 @@ SUITES = {
     "stress": stress,
     "ragged": ragged,
     "dynamic": dynamic,
+    "fp8": fp8_products,
+    "fp8_checks": fp8_checks,
     "open_rows": open_rows,
 }
 

@@ -14,7 +14,7 @@ from emmy.compiler import CompiledModule, compile
 from emmy.ir import as_emmy_error, parse_module
 from emmy.pipelines import level_of
 from emmy.progress import Progress
-from emmy.tools.compare import compare, error_terms, is_exact_on_integers
+from emmy.tools.compare import Product, compare, error_terms, is_exact_on_integers
 from emmy.tools.compile_command import add_compile_options, print_remarks
 from emmy.tools.inputs import choose_entry, parse_shapes, random_arrays, resolve_shapes
 from emmy.tools.run_command import add_data_options
@@ -140,7 +140,7 @@ class Judge:
         self.arrays = arrays
         self.dtype = DTYPES[module.portable_artefact.entry(entry)["results"][0]["dtype"]]
         source = parse_module(module.ir("input"), module.file)
-        self.exact, self.roundings, self.terms = kind == "integers", 1, [("f32", 1 << 16)]
+        self.exact, self.roundings, self.terms = kind == "integers", 1, [Product("f32", 0, 1 << 16, False)]
         if level_of(source) != "tensor_op":
             self.reference = first.run(arrays)
             return

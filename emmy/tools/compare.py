@@ -13,7 +13,15 @@ from xdsl.ir import Operation, SSAValue
 
 from emmy.artefact import DTYPE_NAMES, Array
 from emmy.bench.bounds import accumulation_rms
-from emmy.dialects.tensor_op import CastOp, CompositeOp, MapOp, MatmulOp, accumulation_policy
+from emmy.dialects.tensor_op import (
+    EIGHT_BITS,
+    CastOp,
+    CompositeOp,
+    MapOp,
+    MatmulOp,
+    accumulation_policy,
+    tensor_type,
+)
 
 EXACT_MAPS = ("add", "sub", "neg", "abs", "max", "min", "relu")
 """Elementwise functions that every level computes to the last bit (others go through the hardware's approximations)."""
@@ -32,8 +40,18 @@ class Comparison:
         return self.rms <= self.bound
 
 
-Term = tuple[str, int] | float
-"""What an op on the way may add to the error: (policy, K) of a product, or the root mean square, over that of the result."""
+@dataclass(frozen=True)
+class Product:
+    """What its error depends on: the accumulation policy and its `max_k`, the contraction, whether operands have 8 bits."""
+
+    policy: str
+    max_k: int
+    k: int
+    eight_bits: bool
+
+
+Term = Product | float
+"""What an op on the way may add to the error: a product's, or the root mean square, over that of the result."""
 
 
 def compare(result: Array, reference: Array, roundings: int, terms: Sequence[Term]) -> Comparison:
@@ -53,7 +71,10 @@ def compare(result: Array, reference: Array, roundings: int, terms: Sequence[Ter
     dtype = DTYPE_NAMES[result.dtype]
     bound = 1.02 * floor * roundings
     for term in terms:
-        bound += accumulation_rms(term[0], term[1], dtype, floor) if isinstance(term, tuple) else term
+        if isinstance(term, Product):
+            bound += accumulation_rms(term.policy, term.k, dtype, floor, term.max_k, term.eight_bits)
+        else:
+            bound += term
     return Comparison(error, bound)
 
 
@@ -77,7 +98,9 @@ def error_terms(module: ModuleOp, entry: str, arrays: Sequence[Array]) -> tuple[
             m, k = a[-2:] if op.transpose_a is None else (a[-1], a[-2])
             n = b[-2] if op.transpose_b is not None else b[-1]
             shapes[op.result] = (*a[:-2], m, n)
-            terms.append((accumulation_policy(op).policy.data, k))
+            policy = accumulation_policy(op)
+            eight_bits = isinstance(tensor_type(op.a).element_type, EIGHT_BITS)
+            terms.append(Product(policy.policy.data, policy.max_k.data, k, eight_bits))
         elif isinstance(op, CompositeOp):
             results = op.sizes([shapes[operand] for operand in op.operands]).results
             shapes.update(zip(op.results, results, strict=True))

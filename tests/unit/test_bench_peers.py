@@ -32,6 +32,19 @@ class FakeTensor:
     def dim(self):
         return 2
 
+    def to(self, dtype):
+        return self if dtype == self.dtype else FakeTensor(dtype)
+
+
+class FakeArtefact:
+    """An artefact of one product whose operands have a type."""
+
+    def __init__(self, dtype):
+        self.dtype = dtype
+
+    def entry(self, name):
+        return {"arguments": [{"dtype": self.dtype}, {"dtype": self.dtype}], "results": []}
+
 
 class TimedOnly(measure.Measurement):
     """A measurement without a device: only what timing needs."""
@@ -39,6 +52,7 @@ class TimedOnly(measure.Measurement):
     def __init__(self, work):
         self.torch, self.work, self.args = FakeTorch(), work, [FakeTensor(), FakeTensor()]
         self.inputs = self.outputs = self.outs = []
+        self.entry = FakeArtefact("f16").entry("mm")
         self.against = None
         self.launch = lambda: None
         self.synchronize = lambda: None
@@ -80,6 +94,8 @@ def test_the_artefact_that_a_case_is_compared_with_is_in_the_rounds(clock):
     calls = []
 
     class Static:
+        artefact = FakeArtefact("f16")
+
         def run(self, entry, args, out):
             calls.append((entry, args, out))
 
@@ -89,6 +105,22 @@ def test_the_artefact_that_a_case_is_compared_with_is_in_the_rounds(clock):
     assert calls == [("mm", measured.args, [])]
     assert (found["peers"]["static"]["us"], found["peers"]["static"]["ratio"]) == (20.0, 2.0)
     assert found["ratio"] == 1.5
+
+
+def test_an_artefact_of_another_type_gets_the_operands_in_its_own(clock):
+    calls = []
+
+    class Other:
+        artefact = FakeArtefact("f32")
+
+        def run(self, entry, args, out):
+            calls.append([tensor.dtype for tensor in args])
+
+    measured = TimedOnly(MATMUL)
+    measured.against, measured.case = Other(), Case("f16", "mm", {}, against="f32")
+    found = measured.time(4)
+    assert calls == [[FakeTorch.float32] * 2]
+    assert found["peers"]["f32"]["ratio"] == 2.0
 
 
 def test_a_peer_that_fails_or_cannot_is_no_reason_to_stop(clock, monkeypatch):

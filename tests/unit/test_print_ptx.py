@@ -248,6 +248,33 @@ def test_accumulators_and_loop_values_stay_in_their_registers():
     assert len(set(lists)) == 1
 
 
+def test_results_of_a_piecewise_product_change_no_operand_that_is_read_again():
+    """ptxas 13.0 makes of the last product on sm_90a two of f16 and four additions, `%f0 += %f0` first: had %d the register of
+    %zero, the others would get its first sum added (found on an H200)."""
+    body = """
+      %zero = ptx.constant 0.0 : f32
+      %a, %b, %c, %d = ptx.NAME %tid, %tid, %tid, %tid, %tid, %tid, %zero, %zero, %zero, %zero
+      %e, %f, %g, %h = ptx.NAME %tid, %tid, %tid, %tid, %tid, %tid, %a, %b, %c, %d
+      ptx.st_global_v2_f32 %at, %e, %h, 0
+    """
+    lists: dict[str, list[list[str]]] = {}
+    for name in ("mma_m16n8k32_f32_e4m3_e5m2", "mma_m16n8k16_f32_f16"):
+        text = ptx_of(kernel(body.replace("NAME", name)))
+        lists[name] = [part.split(",") for part in re.findall(r"\{(%f[^}]*)\}", text)]
+    first, zeros, second, sums = lists["mma_m16n8k32_f32_e4m3_e5m2"][:4]
+    assert not set(first) & set(zeros)
+    assert first == second == sums  # what stands at one place only is changed where it is
+    whole, zeros = lists["mma_m16n8k16_f32_f16"][:2]
+    assert whole[0] == zeros[0]
+
+
+def test_an_instruction_that_came_later_raises_the_version():
+    body = "%a, %b, %c, %d = ptx.mma_m16n8k32_f32_e4m3 %tid, %tid, %tid, %tid, %tid, %tid, %z, %z, %z, %z\n"
+    text = kernel("%z = ptx.constant 0.0 : f32\n" + body)
+    versions = [ptx_of(text, target).splitlines()[0] for target in ("sm_89", "sm_90a", "sm_120a")]
+    assert versions == [".version 8.4", ".version 8.4", ".version 8.7"]
+
+
 def test_a_loop_that_surely_runs_has_no_guard():
     text = ptx_of(kernel("scf.for %i = %c0 to %c3 step %c1 : i32 {\n ptx.bar_sync 0\n }\n"))
     assert "setp.ge" not in text
