@@ -302,6 +302,25 @@ class ClusterWaitOp(IRDLOperation):
 
 
 @irdl_op_definition
+class AwaitTurnOp(IRDLOperation):
+    """Wait for the turn of this warp's half of the role (`bar.sync`): until the other half has passed it once more.
+
+    The warps of a role, an even number, are two halves in a row; each has a barrier of its own.
+    """
+
+    name = "async_copy.await_turn"
+    assembly_format = "attr-dict"
+
+
+@irdl_op_definition
+class PassTurnOp(IRDLOperation):
+    """Pass the turn to the other half of the role (`bar.arrive`), without waiting. All warps of a half do."""
+
+    name = "async_copy.pass_turn"
+    assembly_format = "attr-dict"
+
+
+@irdl_op_definition
 class WarpSyncOp(IRDLOperation):
     """`bar.warp.sync`: the lanes of each warp meet."""
 

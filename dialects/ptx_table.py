@@ -359,6 +359,7 @@ def _cluster_rows() -> list[Row]:
 
 def _warp_rows() -> list[Row]:
     rows = [Row(name, "", "", immediates, text) for name, immediates, text in _SYNCHRONISATION]
+    rows += [Row(f"bar_{verb}_number", "", "r", ("threads",), f"bar.{verb} $0, $1") for verb in ("sync", "arrive")]
     for letter, suffix in (("r", "b32"), ("f", "f32")):
         for mode, last in (("idx", 31), ("bfly", 31)):
             text = f"shfl.sync.{mode}.b32 $0, $1, $2, {last}, -1"

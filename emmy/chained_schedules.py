@@ -149,7 +149,7 @@ _MEASURED = (
     _apart(64, (256, 64), 2, False, prefetch=1),
     replace(_apart(64, (256, 64), 2, True, prefetch=1, masks="guard"), tiles=512),
     replace(_row(64, (128, 64), 4, 2, transport="cp_async", prefetch=1), ranged=True, f16_sums=False),
-    replace(_apart(128, (256, 64), 2, False, stagger=1, opt_level=1, spills=320), plain=True),
+    replace(_apart(128, (256, 64), 2, False, stagger=1, ahead=8, opt_level=1, spills=320), plain=True),
     replace(_apart(128, (256, 64), 2, True, masks="guard", spills=320), plain=True),
     replace(_apart(256, (128, 128), 1, False, stagger=1, store_columns=32, spills=32), plain=True),
     replace(_apart(256, (128, 128), 1, True, stagger=1, store_columns=32, masks="guard"), plain=True),

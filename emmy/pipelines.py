@@ -46,6 +46,7 @@ DEFAULT: tuple[Step, ...] = (
     Step("level3", "skip-unit-factors", ("mma.map",)),
     Step("level3", "stagger-products", ("mma.convert",)),
     Step("level3", "overlap-products", ("mma.convert",)),
+    Step("level3", "take-turns", ("mma.convert",)),
     Step("level3", "double-buffer-fragments", ("mma.mma",)),
     Step("level3", "issue-products", ("mma.mma",)),
     Step("level3", "verify-pipelines", PROTOCOL),
@@ -60,6 +61,7 @@ DEFAULT: tuple[Step, ...] = (
     Step("level3", "unroll-loops", ("async_copy.slot",)),
     Step("ptx", "lower-to-ptx", ("tile.kernel",)),
     Step("ptx", "spread-copies", ("ptx.cp_async_commit_group",)),
+    Step("ptx", "place-loads", ("ptx.kernel",)),
 )
 """Options named `target` are filled in by whoever runs the pipeline; everything else is in the schedule."""
 

@@ -29,6 +29,7 @@ PASSES: dict[str, str] = {
     "skip-unit-factors": "emmy.passes.skip_unit_factors",
     "stagger-products": "emmy.passes.stagger_products",
     "overlap-products": "emmy.passes.overlap_products",
+    "take-turns": "emmy.passes.take_turns",
     "prefetch-fragments": "emmy.passes.prefetch_fragments",
     "double-buffer-fragments": "emmy.passes.double_buffer_fragments",
     "issue-products": "emmy.passes.issue_products",
@@ -44,6 +45,7 @@ PASSES: dict[str, str] = {
     "unroll-loops": "emmy.passes.unroll_loops",
     "lower-to-ptx": "emmy.lowering.level3_to_ptx",
     "spread-copies": "emmy.passes.spread_copies",
+    "place-loads": "emmy.passes.place_loads",
 }
 """Emmy's passes, in the order of the default pipeline, and the module in which each is defined."""
 

@@ -63,6 +63,8 @@ RANGES: dict[str, tuple[int, int]] = {
     "stagger": (0, 1),
     "lazy": (0, 12),
     "overlap": (0, 1),
+    "turns": (0, 1),
+    "ahead": (0, 32),
     "repeat": (0, 1),
     "late_stages": (0, 16),
 }
@@ -99,9 +101,12 @@ class Schedule:
     lazy: powers of two by which a running maximum may be passed before sums are rescaled; 0 rescales always.
     stagger: 1 to compute a product's operand k-step by k-step, each under the product of the step before (`stagger-products`).
     overlap: 1 to put a product with a computed operand under the next iteration, where roles are apart (`overlap-products`).
+    turns: 1 to let two halves of the warps take turns at products, where roles are apart (`take-turns`).
     repeat: 1 where warps beside each other each compute all that a computed operand is made of, for their own columns of the
     product with it (`tile_exchange`); 0 where each computes a part, and the parts are exchanged.
     late_stages: slots of the ring of what is multiplied by a computed operand; 0 for `stages`.
+    ahead: tensor instructions between an `ldmatrix` and the first that takes what it loads, which wants `opt_level` = 1
+    (`place-loads`); 0 leaves it to ptxas.
     store_columns: columns of a result that are staged in shared memory at once, two such parts at a time; 0 for the whole tile.
     """
 
@@ -136,6 +141,8 @@ class Schedule:
     stagger: int = 0
     lazy: int = 0
     overlap: int = 0
+    turns: int = 0
+    ahead: int = 0
     repeat: int = 0
     late_stages: int = 0
     store_columns: int = 0
@@ -177,6 +184,8 @@ class Schedule:
             return "overlap belongs to roles = specialized"
         if self.split_k > 1 and (problem := self._problem_with_split()) is not None:
             return problem
+        if self.turns and (self.roles == "unified" or self.stagger or self.warps[0] % 2 or self.warps[1] > 1):
+            return "turns are for two halves of warps of whole rows: roles = specialized, stagger = 0, warps = (even number, 1)"
         if self.promote % 16 or self.promote < 0:
             return f"promote is a multiple of 16 elements, got {self.promote}"
         if self.cta_threads > 1024:

@@ -42,6 +42,7 @@ from emmy.lowering.ptx_shapes import Registers
 from emmy.passes.allocate_shared import SHARED_BYTES
 from emmy.passes.bounds import may_overrun
 from emmy.passes.clusters import cluster_of
+from emmy.passes.place_loads import AHEAD
 from emmy.passes.spread_copies import BATCHES
 from emmy.schedule_limits import entry_registers
 from emmy.targets import Target, get_target
@@ -161,6 +162,8 @@ class KernelLowering(FragmentLowering):
         new.location = self.kernel.location
         if self.schedule is not None and self.schedule.batches > 1:
             new.attributes[BATCHES] = IntegerAttr(self.schedule.batches, i64)
+        if self.schedule is not None and self.schedule.ahead:
+            new.attributes[AHEAD] = IntegerAttr(self.schedule.ahead, i64)
         return new
 
     # ---- roles -------------------------------------------------------------------------------------------------------

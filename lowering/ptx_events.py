@@ -31,6 +31,9 @@ from emmy.targets import Target
 
 MBARRIER_BYTES = 8
 
+FIRST_TURN_BARRIER = 14
+"""The barrier of a role's first half; the other half has the next one. Those of roles begin at 0."""
+
 CTA_SHARED_SINCE = 8.6
 """The PTX version from which TMA loads are spelled with `.shared::cta`."""
 
@@ -251,6 +254,14 @@ class EventLowering(LoweredValues):
         else:
             self.builder.emit("bar_sync_count", (), (self.role.barrier, 32 * self.role.active))
 
+    def turn(self, op: async_copy.AwaitTurnOp | async_copy.PassTurnOp) -> None:
+        """`bar.sync` of this half's barrier, `bar.arrive` of the other's."""
+        b, half = self.builder, self.role.active // 2
+        second = b.select(b.compare("ge", self.role_warp(), half), 1, 0)
+        own = isinstance(op, async_copy.AwaitTurnOp)
+        number = b.add(b.xor(second, 0 if own else 1), FIRST_TURN_BARRIER)
+        b.emit("bar_sync_number" if own else "bar_arrive_number", (b.register(number),), (32 * self.role.active,))
+
     def warp_sync(self, op: async_copy.WarpSyncOp) -> None:
         """`bar.warp.sync`"""
         self.builder.emit("bar_warp_sync", ())
@@ -437,8 +448,9 @@ EVENTS: dict[type[Operation], Convert] = {
     async_copy.CommitGroupOp: EventLowering.commit_group,
     async_copy.WaitGroupOp: EventLowering.wait_group,
     async_copy.BarrierOp: EventLowering.barrier,
+    async_copy.AwaitTurnOp: EventLowering.turn,
+    async_copy.PassTurnOp: EventLowering.turn,
     async_copy.WarpSyncOp: EventLowering.warp_sync,
-
     async_copy.ClusterWaitOp: EventLowering.cluster_wait,
     async_copy.FenceProxyAsyncOp: EventLowering.fence_proxy_async,
     async_copy.WaitFullOp: EventLowering.wait_full,

@@ -94,7 +94,8 @@ class FragmentLowering(EventLowering):
     def mma(self, op: mma.MmaOp) -> None:
         """`mma.sync`"""
         a, b, c = (self.registers(v) for v in (op.a, op.b, op.c))
-        self.values[op.result] = self.fragments.multiply(op, a, b, c)
+        by_columns = self.schedule is not None and self.schedule.ahead > 0
+        self.values[op.result] = self.fragments.multiply(op, a, b, c, by_columns)
 
     def issue(self, op: mma.IssueOp) -> None:
         """`wgmma.mma_async`"""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from typing import cast
 
@@ -122,7 +122,6 @@ class Fragments(FragmentMaps):
             name = "ld_shared_v2_f32" if shape.dtype == "f32" else "ld_shared_b32"
             registers.extend(b.emit(name, (address.register,), (address.immediate,)).results)
         return registers
-
 
     def _pair_up(self, halves: Registers) -> Registers:
         """16-bit registers as 32-bit ones; a lone last one fills both halves."""
@@ -275,8 +274,11 @@ class Fragments(FragmentMaps):
 
     # ---- arithmetic --------------------------------------------------------------------------------------------------
 
-    def multiply(self, op: mma.MmaOp, a: Registers, b: Registers, c: Registers) -> Registers:
-        """One mma for each atom: K outermost, then rows, columns back and forth, so that operands are used again at once."""
+    def multiply(
+        self, op: mma.MmaOp, a: Registers, b: Registers, c: Registers, columns_first: bool = False
+    ) -> Registers:
+        """One mma for each atom: K outermost, then rows, columns back and forth, so that operands are used again at once; or,
+        so that operand b can arrive little by little, columns, rows back and forth."""
         if op.accumulate is not None and op.accumulate.policy.data != shape_of(op.c.type).dtype:
             policy = op.accumulate.policy.data
             raise EmmyError(f"accumulate<{policy}> needs split-accumulation before lower-to-ptx", location_of(op))
@@ -290,15 +292,12 @@ class Fragments(FragmentMaps):
         na, nb, nc = atom.a.registers, atom.b.registers, atom.c.registers
         depth, across, sums = shape_a.cols // atom.k, shape_c.cols // atom.n, list(c)
         for k in range(depth):
-            for i in range(shape_c.rows // atom.m):
-                first = (i * depth + k) * na
-                rows = a[first : first + na]
-                for j in range(across) if i % 2 == 0 else reversed(range(across)):
-                    at_b, at_c = (j * depth + k) * nb, (i * across + j) * nc
-                    operands = (*rows, *b[at_b : at_b + nb], *sums[at_c : at_c + nc])
-                    made = emit(operands=operands, result_types=types, location=location)
-                    block.add_op(made)
-                    sums[at_c : at_c + nc] = made.results
+            for i, j in walk(shape_c.rows // atom.m, across, columns_first):
+                at_a, at_b, at_c = (i * depth + k) * na, (j * depth + k) * nb, (i * across + j) * nc
+                operands = (*a[at_a : at_a + na], *b[at_b : at_b + nb], *sums[at_c : at_c + nc])
+                made = emit(operands=operands, result_types=types, location=location)
+                block.add_op(made)
+                sums[at_c : at_c + nc] = made.results
         return sums
 
     def promote(self, op: mma.PromoteOp, partial: Registers, sums: Registers, by: str) -> Registers:
@@ -388,3 +387,11 @@ class Fragments(FragmentMaps):
                 each = len(arg) // rows
                 found.extend(arg[row * each : (row + 1) * each])
         return found
+
+
+def walk(rows: int, columns: int, columns_first: bool) -> Iterator[tuple[int, int]]:
+    """Row and column of each atom of a product, the inner ones back and forth."""
+    outer, inner = (columns, rows) if columns_first else (rows, columns)
+    for x in range(outer):
+        for y in range(inner) if x % 2 == 0 else reversed(range(inner)):
+            yield (y, x) if columns_first else (x, y)

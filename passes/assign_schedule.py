@@ -85,6 +85,8 @@ COUNTS_FROM_ZERO = (
     "stagger",
     "lazy",
     "overlap",
+    "turns",
+    "ahead",
     "repeat",
     "late_stages",
 )
@@ -136,6 +138,8 @@ class AssignSchedule(ModulePass):
     stagger: int = -1
     lazy: int = -1
     overlap: int = -1
+    turns: int = -1
+    ahead: int = -1
     repeat: int = -1
     late_stages: int = -1
 

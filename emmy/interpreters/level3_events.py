@@ -32,8 +32,6 @@ class EventMachine(Machine):
             warp.clock[warp.number] = 1
         self.engines = np.zeros(parties, np.int32)
         """The time of each copy engine."""
-        self.meetings: dict[tuple[str, str, int], Array] = {}
-        """(kind, who meets, how manieth time) -> what all that have come knew."""
 
     # ---- order -------------------------------------------------------------------------------------------------------
 
@@ -179,31 +177,6 @@ class EventMachine(Machine):
                 self.complete(warp, flight)
         warp.groups = warp.groups[keep:]
         self.steps += 1
-
-    # ---- meetings ----------------------------------------------------------------------------------------------------
-
-    def mates(self, warp: Warp, kind: str) -> list[Warp]:
-        """Who meets at a barrier: the role; at a warp_sync: the parts of one warp."""
-        mates = [other for other in self.warps if other.role == warp.role]
-        return mates if kind == "barrier" else [other for other in mates if other.index == warp.index]
-
-    def arrive(self, warp: Warp, kind: str) -> None:
-        """The warp is at its next meeting of a kind."""
-        number = warp.arrivals[kind] = warp.arrivals.get(kind, 0) + 1
-        key = (kind, warp.role if kind == "barrier" else f"{warp.role} {warp.index}", number)
-        self.meetings[key] = np.maximum(self.meetings.get(key, 0), self.publish(warp))
-
-    def cannot_pass(self, warp: Warp, kind: str) -> str | None:
-        """A barrier opens when all are there."""
-        mates, number = self.mates(warp, kind), warp.arrivals[kind]
-        there = sum(other.arrivals.get(kind, 0) >= number for other in mates)
-        if there == len(mates):
-            key = (kind, warp.role if kind == "barrier" else f"{warp.role} {warp.index}", number)
-            self.learn(warp, self.meetings[key])
-            if kind == "warp_sync":
-                warp.synced = warp.events
-            return None
-        return f"{kind} {number}: {there} of {len(mates)} warps are there"
 
     def fence_proxy_async(self, warp: Warp) -> None:
         """What the warp has written is there for the copy engine, what it has read is read."""

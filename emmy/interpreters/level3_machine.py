@@ -94,6 +94,8 @@ class Machine:
         """How many CTAs the launch has."""
         self.steps = 0
         """Counts what has happened, so that the scheduler sees progress."""
+        self.meetings: dict[tuple[str, str, int], Array] = {}
+        """(kind, who meets, how manieth time) -> what all that have come knew."""
 
     def fault(self, warp: Warp, message: str) -> NoReturn:
         """Stop: warp and reason; the interpreter adds the place in the text."""
@@ -182,6 +184,47 @@ class Machine:
         share, shares = (0, 1) if whole else (warp.share, warp.shares)
         value = read_box(view, at, cells.shape, share, shares)
         return Flight(cells, cells.share(slot.stage, share, shares), value, slot.ticket)
+
+    # ---- meetings ----------------------------------------------------------------------------------------------------
+
+    def publish(self, warp: Warp) -> Any:
+        """What the warp knows at a meeting: of tickets nothing that others do not."""
+        self.steps += 1
+        return 0
+
+    def learn(self, warp: Warp, known: Any) -> None:
+        """The warp comes after all that is known at a meeting."""
+        self.steps += 1
+
+    def party(self, warp: Warp, kind: str) -> str:
+        """Who meets at a barrier, or for a turn: the role; at a warp_sync: the parts of one warp."""
+        return f"{warp.role} {warp.index}" if kind == "warp_sync" else warp.role
+
+    def mates(self, warp: Warp, kind: str) -> list[Warp]:
+        """All whom a warp meets."""
+        return [other for other in self.warps if self.party(other, kind) == self.party(warp, kind)]
+
+    def turn(self, warp: Warp, own: bool) -> str:
+        """The meeting at which the warp's half of its role, or the other half, gets its turn; all of the role are there."""
+        warps = 1 + max(other.index for other in self.mates(warp, "barrier"))
+        return f"turn of half {int((warp.index >= warps // 2) == own)}"
+
+    def arrive(self, warp: Warp, kind: str) -> None:
+        """The warp is at its next meeting of a kind."""
+        number = warp.arrivals[kind] = warp.arrivals.get(kind, 0) + 1
+        key = (kind, self.party(warp, kind), number)
+        self.meetings[key] = np.maximum(self.meetings.get(key, 0), self.publish(warp))
+
+    def cannot_pass(self, warp: Warp, kind: str) -> str | None:
+        """A barrier opens when all are there."""
+        mates, number = self.mates(warp, kind), warp.arrivals[kind]
+        there = sum(other.arrivals.get(kind, 0) >= number for other in mates)
+        if there == len(mates):
+            self.learn(warp, self.meetings[kind, self.party(warp, kind), number])
+            if kind == "warp_sync":
+                warp.synced = warp.events
+            return None
+        return f"{kind} {number}: {there} of {len(mates)} warps are there"
 
 
 class ProtocolMachine(Machine):

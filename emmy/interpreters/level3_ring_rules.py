@@ -122,6 +122,19 @@ RING_RULES[ac.BarrierOp] = _meeting("barrier")
 RING_RULES[ac.WarpSyncOp] = _meeting("warp_sync")
 
 
+@rule_of(RING_RULES, ac.AwaitTurnOp)
+def _await_turn(w: Writer, op: ac.AwaitTurnOp) -> None:
+    w.mark(op)
+    w.put("M.arrive(W, M.turn(W, True))")
+    w.put("while (why := M.cannot_pass(W, M.turn(W, True))): yield why")
+
+
+@rule_of(RING_RULES, ac.PassTurnOp)
+def _pass_turn(w: Writer, op: ac.PassTurnOp) -> None:
+    w.mark(op)
+    w.put("M.arrive(W, M.turn(W, False))")
+
+
 def _simple(method: str) -> Rule:
     """An event without operands."""
 

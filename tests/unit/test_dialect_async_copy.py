@@ -67,6 +67,8 @@ offsets = {c = 0 : i64}, swizzles = {c = 128 : i64}}
     %s, %r1 = async_copy.slot @ab[%r0] : !async_copy.cursor<@ab, read>
     async_copy.fence_proxy_async
     async_copy.warp_sync
+    async_copy.pass_turn
+    async_copy.await_turn
     async_copy.cluster_wait
     async_copy.arrive_empty @ab, %s
   }

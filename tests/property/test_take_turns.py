@@ -1,0 +1,72 @@
+"""take-turns: no bit changes, no half waits for ever, whatever the masks leave to each warp."""
+
+from __future__ import annotations
+
+import numpy as np
+from chained_support import Chain
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import emmy
+from emmy.artefact import run_on_emulator
+from emmy.interpreters import level3
+from emmy.ir import make_context, parse_module, verify_module
+from emmy.lowering.tile_to_level3 import LowerTile
+from emmy.passes.place_roles import PlaceRoles
+from emmy.passes.split_masks import SplitMasks
+from emmy.passes.take_turns import TakeTurns
+from emmy.passes.verify_pipelines import VerifyPipelines
+
+chains = st.builds(
+    Chain,
+    rows=st.sampled_from((64, 72, 128)),
+    columns=st.sampled_from((16, 64, 100, 160)),
+    width=st.sampled_from((16, 48)),
+    block=st.sampled_from(((64, 16), (64, 32))),
+    warps=st.sampled_from((2, 4)),
+    causal=st.booleans(),
+    window=st.sampled_from((0, 20)),
+    ranged=st.booleans(),
+)
+
+
+@settings(max_examples=25, deadline=None)
+@given(chains, st.sampled_from(("loops", "guard")), st.sampled_from(level3.ORDERS), st.integers(0, 99))
+def test_no_bit_of_level_3_changes(chain: Chain, masks: str, order: str, seed: int):
+    context, arguments = make_context(), chain.arguments(seed)
+    results = []
+    for passes in ([], [TakeTurns(force=True)]):
+        module = parse_module(chain.with_schedule(roles="specialized").text(), "chain.mlir")
+        for one in (
+            LowerTile(),
+            SplitMasks(masks, "specialized"),
+            *passes,
+            VerifyPipelines(),
+            PlaceRoles("specialized"),
+        ):
+            one.apply(context, module)
+            verify_module(module)
+        assert any(op.name == "async_copy.await_turn" for op in module.walk()) == bool(passes)
+        results.append(level3.run_module(module, "f", arguments, "random", order, seed))
+    for before, after in zip(*results, strict=True):
+        np.testing.assert_array_equal(before, after)
+
+
+@settings(max_examples=6, deadline=None)
+@given(
+    chains,
+    st.sampled_from(("loops", "guard")),
+    st.integers(1, 3),
+    st.integers(0, 1),
+    st.sampled_from(level3.ORDERS),
+    st.integers(0, 99),
+)
+def test_no_bit_of_the_ptx_changes(chain: Chain, masks: str, stages: int, prefetch: int, order: str, seed: int):
+    fields = {"roles": "specialized", "masks": masks, "stages": stages, "prefetch": prefetch, "lazy": 8}
+    results = []
+    for turns in (0, 1):
+        module = emmy.compile(chain.with_schedule(turns=turns, **fields).text(), target="sm_90a")
+        assert ("bar.arrive" in module.ptx) == bool(turns)
+        results.append(run_on_emulator(module.portable_artefact, "f", chain.arguments(seed), order=order, seed=seed)[0])
+    for before, after in zip(*results, strict=True):
+        np.testing.assert_array_equal(before, after)
