@@ -63,7 +63,8 @@ class ReduceOp(IRDLOperation):
     """Reduce the columns (axis 1) of a c fragment to R x 1, held by all lanes of a row (shuffles within four lanes).
 
     R x D, where D divides the columns, is a part of that: column i of the result is over the columns that are i modulo D.
-    With the 8 columns of an atom each lane adds up what it holds, and nothing is exchanged.
+    With the 8 columns of an atom each lane adds up what it holds, and nothing is exchanged. 1 x C is the reduction of the rows
+    (axis 0), held by all lanes of a column (shuffles between the eight of them).
     """
 
     name = "mma.reduce"
@@ -73,17 +74,27 @@ class ReduceOp(IRDLOperation):
     traits = traits_def(Pure())
     assembly_format = "$kind $arg attr-dict `:` type($arg) `->` type($result)"
 
-    def __init__(self, kind: ReduceKindAttr, arg: SSAValue, columns: int = 1):
+    def __init__(self, kind: ReduceKindAttr, arg: SSAValue, columns: int = 1, rows: int | None = None):
+        """rows: None keeps them, 1 reduces them, and `columns` are then those of `arg`."""
         source = cast(FragmentType, arg.type)
-        shape = (source.get_shape()[0], columns)
+        shape = (source.get_shape()[0] if rows is None else rows, columns)
         result = FragmentType.get(shape, source.element_type, source.place.data, source.atom.data)
         super().__init__(operands=[arg], result_types=[result], properties={"kind": kind})
 
     def verify_(self) -> None:
         source, result = cast(FragmentType, self.arg.type), self.result.type
         (rows, columns), (kept, left) = source.get_shape(), result.get_shape()
-        if source.place.data != "c" or kept != rows or columns % left:
-            raise VerifyException("reduce takes a c fragment of R x C to R x 1, or to R x D where D divides C")
+        of_columns, of_rows = kept == rows and columns % left == 0, (kept, left) == (1, columns)
+        if source.place.data != "c" or not (of_columns or of_rows):
+            raise VerifyException(
+                "reduce takes a c fragment of R x C to R x 1, to R x D where D divides C, or to 1 x C"
+            )
+
+    @property
+    def axis(self) -> int:
+        """0 where rows are reduced, 1 where columns are."""
+        source, result = cast(FragmentType, self.arg.type).get_shape(), self.result.type.get_shape()
+        return 0 if source[0] != result[0] else 1
 
 
 class _VoteOp(IRDLOperation):

@@ -51,7 +51,8 @@ class ReshapeOp(IRDLOperation):
     """Host: the same tensor with dimensions split and sizes of 1 added or left out; nothing is moved.
 
     `tensor<2x8x1x64xf16> to tensor<2x2x4x64xf16>`: element indices in row-major order stay. Every dimension of the source is
-    the product of neighbouring dimensions of the result, so that any strides of the source give strides of the result.
+    the product of neighbouring dimensions of the result, so that any strides of the source give strides of the result. A last
+    dimension `?` may become `?` and static ones, of whose product it is a multiple.
     """
 
     name = "tile.reshape"
@@ -72,10 +73,8 @@ class ReshapeOp(IRDLOperation):
         left = [(place, size) for place, size in enumerate(result) if size != 1]
         found: dict[int, tuple[int, int]] = {}
         for axis, size in enumerate(source):
-            step, parts = (
-                1,
-                0 if size == 1 else next((n for n in range(1, len(left) + 1) if _makes(left[:n], size)), -1),
-            )
+            lengths = (len(left),) if axis == len(source) - 1 else range(1, len(left) + 1)
+            step, parts = 1, 0 if size == 1 else next((n for n in lengths if _makes(left[:n], size)), -1)
             if parts < 0:
                 raise VerifyException(f"{shape_text(result)} is not {shape_text(source)} with dimensions split")
             for place, extent in reversed(left[:parts]):
@@ -93,9 +92,11 @@ class ReshapeOp(IRDLOperation):
 
 
 def _makes(parts: Sequence[tuple[int, int]], size: int) -> bool:
-    """Whether sizes multiply to `size`; one known at run time only is a part of its own."""
+    """Whether sizes multiply to `size`; one known at run time only has no other such part, and that one is the first."""
     sizes = [extent for _, extent in parts]
-    return sizes == [size] or (DYNAMIC not in (*sizes, size) and prod(sizes) == size)
+    if size == DYNAMIC:
+        return sizes[:1] == [DYNAMIC] and DYNAMIC not in sizes[1:]
+    return DYNAMIC not in sizes and prod(sizes) == size
 
 
 @irdl_op_definition

@@ -106,9 +106,10 @@ def _row(most: int, block: tuple[int, int], warps: int, stages: int, across: int
     return ChainRow(most, replace(base, block=(*block, most), warps=(warps, across), stages=stages, **fields))
 
 
-def _few(most: int, keys: int, stages: int, splits: int, across: int = 1) -> ChainRow:
+def _few(most: int, keys: int, stages: int, splits: int, across: int = 1, **fields: Any) -> ChainRow:
     """Up to 16 rows: one warp of rows a CTA, and as many CTAs on a multiprocessor as keep its share of the memory busy."""
-    return replace(_row(most, (16, keys), 1, stages, across, splits=splits), rows=16)
+    base: dict[str, Any] = {"splits": splits, "epilogue": "direct", **fields}
+    return replace(_row(most, (16, keys), 1, stages, across, **base), rows=16)
 
 
 # 32 rows a warp halve the traffic of shared memory against 16, where registers allow them: at a depth of 128 they do not,
@@ -211,6 +212,11 @@ CHAINED_ROWS: dict[str, tuple[ChainRow, ...]] = {
 """Target name -> rows, those for few rows first, by growing depth; `table_row` says which one a chain takes."""
 
 
+COMBINE = Schedule(block=(64, 32, 16), warps=(1, 1), stages=2, raster=1, delay=0, prefetch=0, epilogue="direct")
+"""Of the kernel that combines splits, some columns of one row a CTA. The block's rows are splits, of which there are seldom more:
+all that a CTA does is one wait for memory."""
+
+
 def choose_chained_schedule(target: Target, chain: Chain, asked: Callable[[Schedule], Schedule] = as_it_is) -> Schedule:
     """The row of the target's table, completed by `asked`, which sets the fields that are not left to the table.
 
@@ -285,22 +291,6 @@ def variant_schedule(variant: Variant, schedule: Schedule) -> Schedule:
     atom = WARPGROUP_SHARE if schedule.atom == WARPGROUP_ATOM else schedule.atom
     plain = replace(schedule, atom=atom, transport="cp_async", roles="unified", overlap=0)
     return replace(plain, producer_regs=0, consumer_regs=0)
-
-
-def combine_schedule(width: int, whole: bool) -> Schedule:
-    """Of the kernel that combines splits; `whole`: whether a CTA has whole rows of `width` columns.
-
-    Its loop is a chain of waits and little work for each split: one warp, whose barriers cost least, many splits on their way.
-    """
-    columns = max(-(-width // 64) * 64, 64) if whole else 32
-    return Schedule(
-        block=(16, columns, 16),
-        warps=(1, 4 if columns > 128 else 1),
-        stages=8 if columns <= 128 else 2,
-        raster=1,
-        delay=0,
-        prefetch=0,
-    )
 
 
 def chained_shared_bytes(schedule: Schedule, chain: Chain, operand_bytes: int = 2) -> int:

@@ -165,7 +165,10 @@ class HostEvaluator:
     def reshape(self, op: tile.ReshapeOp) -> Buffer:
         source, origins = self.buffers[op.source], op.origins()
         declared = op.result.type.get_shape()
-        sizes = tuple(source.sizes[axis] if s == DYNAMIC else s for s, (axis, _) in zip(declared, origins, strict=True))
+        sizes = tuple(
+            s if s != DYNAMIC else source.sizes[axis] if step == 1 else floordiv(source.sizes[axis], step)
+            for s, (axis, step) in zip(declared, origins, strict=True)
+        )
         if source.parts:
             origins = [(source.parts[axis][0], multiply(step, source.parts[axis][1])) for axis, step in origins]
         return replace(source, sizes=sizes, parts=tuple(origins))

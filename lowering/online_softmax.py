@@ -6,18 +6,29 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from xdsl.dialects import scf
-from xdsl.dialects.builtin import TensorType, f32
+from xdsl.dialects import arith, scf
+from xdsl.dialects.builtin import TensorType, UnitAttr, f32, i32
 from xdsl.ir import Block, SSAValue
 
-from emmy.chained_schedules import combine_schedule, variant_schedule
+from emmy.chained_schedules import COMBINE, variant_schedule
 from emmy.dialects.common import DYNAMIC, Index
 from emmy.dialects.tensor_op import tensor_type
-from emmy.dialects.tile import AllocOp, DimOp, DispatchOp, KernelOp, LaunchOp, ReshapeOp, SmCountOp
-from emmy.lowering.online_softmax_kernels import CARRIED, FINAL, Program
+from emmy.dialects.tile import (
+    AllocOp,
+    CoordOp,
+    DimOp,
+    DispatchOp,
+    KernelOp,
+    LaunchOp,
+    ReshapeOp,
+    SmCountOp,
+    TileType,
+)
+from emmy.lowering.online_softmax_kernels import CARRIED, FINAL, LEFT, Program
 from emmy.lowering.tile_builder import Number, TileBuilder, named
 from emmy.lowering.weighted_sum import LOWEST, KernelBuilder, Parts, WeightedSum, Whole
 from emmy.passes.emitter import Emitter
+from emmy.passes.masks import NEEDS_MASKS
 from emmy.schedules import Schedule
 from emmy.variants import PREFERRED, VARIANTS, Variant
 
@@ -38,34 +49,40 @@ def lower_weighted_sum(
         batch = build.sub(_host_size(build, what.starts[0], 0), 1, "sequences")
         rows = rows if what.most_rows is None else what.most_rows
     tiles = build.mul(build.mul(batch, heads), build.ceildiv(rows, schedule.block[0]), "tiles")
-    parts = None
+    parts = flat = None
     if schedule.splits:
         splits = _host_splits(build, what, schedule, tiles)
-        shape = [tensor_type(what.q).get_shape()[axis] for axis in range(3)]
         width = tensor_type(what.v).get_shape()[3]
-        dynamic = [size for size in (batch, heads, splits, rows) if not isinstance(size, int)]
-        split = splits if isinstance(splits, int) else DYNAMIC
 
-        def workspace(name: str, *columns: int) -> SSAValue:
-            type_ = TensorType(f32, [shape[0], shape[1], split, shape[2], *columns])
-            return named(host.value(AllocOp(dynamic, type_)), name)
+        def workspace(name: str, last: Number) -> SSAValue:
+            sizes = (batch, heads, splits, last)
+            type_ = TensorType(f32, [size if isinstance(size, int) else DYNAMIC for size in sizes])
+            return named(host.value(AllocOp([size for size in sizes if not isinstance(size, int)], type_)), name)
 
-        parts = Parts(workspace("part_sums", width), workspace("part_tops"), workspace("part_totals"))
+        widths = {"part_sums": width, "part_tops": LEFT, "part_totals": LEFT}
+        flat = Parts(*(workspace(name, build.mul(rows, columns)) for name, columns in widths.items()))
+        own_rows = rows if isinstance(rows, int) else DYNAMIC
+        parts = Parts(
+            *(
+                named(
+                    host.value(ReshapeOp(x, TensorType(f32, [*tensor_type(x).get_shape()[:3], own_rows, columns]))),
+                    name,
+                )
+                for x, (name, columns) in zip(flat.tensors(), widths.items(), strict=True)
+            )
+        )
         tiles = build.mul(tiles, splits, "ctas")
     kernels = [
         Program(what, parts or whole, variant_schedule(variant, schedule), variant).kernel(fresh(_ending(variant)))
         for variant in variants
     ]
     _launch(host, kernels, build.index(tiles), [*what.tensors(), *(parts or whole).tensors()])
-    if parts is not None:
-        # The combining kernel reads maxima and sums as columns.
-        parts = Parts(parts.sums, *(_as_column(host, x) for x in (parts.tops, parts.totals)))
-        combines = [Combine(what, parts, whole, variant) for variant in variants]
-        block = combines[0].rows, combines[0].columns
-        blocks = build.ceildiv(rows, block[0]), build.ceildiv(tensor_type(what.v).get_shape()[3], block[1])
-        ctas = build.index(build.mul(build.mul(build.mul(batch, heads), blocks[0]), blocks[1], "combine_ctas"))
+    if flat is not None:
+        combines = [Combine(what, flat, whole, variant) for variant in variants]
+        blocks = build.ceildiv(tensor_type(what.v).get_shape()[3], combines[0].columns)
+        ctas = build.index(build.mul(build.mul(build.mul(batch, heads), rows), blocks, "combine_ctas"))
         last = [c.kernel(fresh(f"_combine{_ending(c.variant)}")) for c in combines]
-        _launch(host, last, ctas, [*parts.tensors(), *whole.tensors()])
+        _launch(host, last, ctas, [*flat.tensors(), *whole.tensors()])
         kernels += last
     return kernels
 
@@ -86,11 +103,6 @@ def _host_size(build: TileBuilder, tensor: SSAValue, axis: int) -> Number:
     return size if size != DYNAMIC else named(build.emit.value(DimOp(tensor, axis)), "size")
 
 
-def _as_column(host: Emitter, tensor: SSAValue) -> SSAValue:
-    type_ = tensor_type(tensor)
-    return named(host.value(ReshapeOp(tensor, TensorType(f32, [*type_.get_shape(), 1]))), tensor.name_hint)
-
-
 def _host_splits(build: TileBuilder, what: WeightedSum, schedule: Schedule, tiles: Number) -> Number:
     """How many CTAs share the keys of a tile of rows: as many as run at once, but no more than there are blocks of keys.
 
@@ -108,46 +120,66 @@ def _host_splits(build: TileBuilder, what: WeightedSum, schedule: Schedule, tile
 
 
 class Combine(KernelBuilder):
-    """The kernel that makes the result of parts: the same running maximum, over splits instead of keys."""
+    """The kernel that makes the result of parts: the same running maximum, over splits instead of keys, some at a time.
+
+    A CTA makes some columns of one row. Its tiles have a row for each split, in which all rows of the result follow each other.
+    """
 
     def __init__(self, what: WeightedSum, parts: Parts, whole: Whole, variant: Variant):
-        # A CTA that stores the logarithms has all columns, so that they are stored once.
-        schedule = combine_schedule(tensor_type(what.v).get_shape()[3], whole.logarithm is not None)
-        super().__init__(what.source, schedule, [], parts.tensors(), whole, variant)
+        self.width = tensor_type(what.v).get_shape()[3]
+        super().__init__(what.source, COMBINE, [], parts.tensors(), whole, variant)
         self.parts = parts
         self.whole = whole
-        self.rows, self.columns, _ = schedule.block
+        self.splits, self.columns, _ = COMBINE.block
 
     def kernel(self, name: str) -> KernelOp:
         """All of it."""
-        build, parts, tile = self.build, self.parts, (self.rows, self.columns)
-        extents = [
-            self.size(parts.sums, axis, n) for axis, n in enumerate(("batch", "heads", "splits", "rows", "width"))
-        ]
-        batch, heads, splits, rows, width = extents
-        b, h, m, e = self.grid((batch, heads, rows, width), (1, 1, *tile), "bhme")
+        build, parts = self.build, self.parts
+        batch, heads, splits = (self.size(parts.tops, axis, n) for axis, n in enumerate(("batch", "heads", "splits")))
+        rows = build.div(self.size(parts.tops, 3, "statistics"), LEFT, "rows")
+        b, h, m, e = self.grid((batch, heads, rows, self.width), (1, 1, 1, self.columns), "bhme")
+        column = build.add(build.mul(m, self.width, "row_start"), e, "column")
+        statistic = build.mul(m, LEFT, "statistic")
         starts = [
-            build.fill(LOWEST, (self.rows, 1), "lowest"),
-            build.fill(0.0, (self.rows, 1), "none"),
-            build.fill(0.0, tile, "nothing"),
+            build.fill(LOWEST, (1, 1), "lowest"),
+            build.fill(0.0, (1, LEFT), "none"),
+            build.fill(0.0, (1, self.columns), "nothing"),
         ]
         body = Block(arg_types=[Index, *(start.type for start in starts)])
         x, top, total, sums = (named(arg, n) for arg, n in zip(body.args, ("x", *CARRIED[1:]), strict=True))
-        bounds = build.index(0), build.index(splits), build.index(1)
+        bounds = build.index(0), build.index(splits), build.index(self.splits)
+        hidden = build.scalar(LOWEST, "hidden")
         inner = build.inside(body)
-        part_top = inner.load(self.views[parts.tops], (b, h, x, m, 0), (self.rows, 1), "part_top")
-        part_total = inner.load(self.views[parts.totals], (b, h, x, m, 0), (self.rows, 1), "part_total")
-        part_sums = inner.load(self.views[parts.sums], (b, h, x, m, e), tile, "part_sums")
-        new_top = inner.map("max", top, part_top, name="new_top")
-        kept, gained = (
+        tops, totals, products = (
+            inner.load(self.views[tensor], (b, h, x, place), (self.splits, columns), n)
+            for tensor, place, columns, n in (
+                (parts.tops, statistic, LEFT, "part_tops"),
+                (parts.totals, statistic, LEFT, "part_totals"),
+                (parts.sums, column, self.columns, "part_sums"),
+            )
+        )
+        split = named(inner.emit.value(CoordOp(0, x, TileType.get((self.splits, 1), i32))), "split")
+        there = inner.map("lt", split, build.index(splits), name="there")
+        part_top = inner.map("select", there, inner.reduce("max", tops, "part_top"), hidden, name="shown")
+        new_top = inner.map("max", top, inner.reduce("max", part_top, "highest", axis=0), name="new_top")
+        kept, weight = (
             inner.map("exp2", inner.map("sub", old, new_top, name="fallen"), name=n)
             for old, n in ((top, "kept"), (part_top, "weight"))
         )
-        new_total = inner.map(
-            "fma", part_total, gained, inner.map("mul", total, kept, name="old_total"), name="new_total"
-        )
-        new_sums = inner.map("fma", part_sums, gained, inner.map("mul", sums, kept, name="rescaled"), name="new_sums")
-        inner.emit(scf.YieldOp(new_top, new_total, new_sums))
-        results = build.emit(scf.ForOp(*bounds, starts, body)).results
-        self.finish(self.whole, [named(r, n) for r, n in zip(results, FINAL, strict=True)], (b, h, m), e)
+
+        def added(old: SSAValue, part: SSAValue, name: str) -> SSAValue:
+            gained = inner.reduce("sum", inner.map("mul", part, weight, name="weighed"), "gained", axis=0)
+            return inner.map("fma", old, kept, gained, name=name)
+
+        inner.emit(scf.YieldOp(new_top, added(total, totals, "new_total"), added(sums, products, "new_sums")))
+        loop = build.emit(scf.ForOp(*bounds, starts, body))
+        loop.attributes[NEEDS_MASKS] = UnitAttr()  # as good as always its only iteration has splits that are not there
+        top, total, sums = (named(r, n) for r, n in zip(loop.results, FINAL, strict=True))
+        if self.whole.logarithm is not None:
+            # The CTA of a row's first columns stores it; for the others the tensor has no rows.
+            first = build.emit.value(arith.CmpiOp(e, build.index(0), "eq"))
+            here = named(build.emit.value(arith.SelectOp(first, build.index(rows), build.index(0))), "rows_or_none")
+            view = self.views[self.whole.logarithm]
+            self.views[self.whole.logarithm] = self.part(build, view, (0, 0, 0), (None, None, here), "logarithms")
+        self.finish(self.whole, (top, build.reduce("sum", total, "sum"), sums), (b, h, m), e)
         return self.finished(name)

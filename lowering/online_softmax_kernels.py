@@ -13,15 +13,14 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import cast
 
 from xdsl.dialects import arith, scf
 from xdsl.dialects.builtin import UnitAttr, f32, i32
 from xdsl.ir import Block, SSAValue
 
-from emmy.dialects.common import DYNAMIC, Index
+from emmy.dialects.common import Index
 from emmy.dialects.tensor_op import tensor_type
-from emmy.dialects.tile import CoordOp, DimOp, KernelOp, ReadOp, SliceOp, SqueezeOp, TileType, ViewType
+from emmy.dialects.tile import CoordOp, KernelOp, ReadOp, TileType
 from emmy.lowering.tile_builder import Number, TileBuilder, named
 from emmy.lowering.weighted_sum import (
     K_STEP,
@@ -32,7 +31,6 @@ from emmy.lowering.weighted_sum import (
     WeightedSum,
     Whole,
     padded,
-    slice_align,
 )
 from emmy.schedules import Schedule
 from emmy.variants import Variant
@@ -105,13 +103,12 @@ class Program(KernelBuilder):
         if splits is not None and x is not None:
             keys = self.share(keys, x, splits)
         top, total, sums = self.loop(q, keys, own, h, m)
-        total = build.reduce("sum", total, "sum")
         if isinstance(into, Whole):
-            self.finish(self.bounded(into, own), (top, total, sums), (own.batch, h, m))
+            self.finish(self.bounded(into, own), (top, build.reduce("sum", total, "sum"), sums), (own.batch, h, m))
         else:
-            self.store(sums, into.sums, (b, h, x or 0, m, 0))
-            for column, tensor in ((top, into.tops), (total, into.totals)):
-                self.store(named(build.emit.value(SqueezeOp(column, 1)), "row"), tensor, (b, h, x or 0, m))
+            top = build.map("max", top, build.fill(LOWEST, (self.rows, LEFT), "lowest_row"), name="tops")
+            for tile, tensor in zip((sums, top, total), into.tensors(), strict=True):
+                self.store(tile, tensor, (b, h, x or 0, m, 0))
         return self.finished(name, what.remark)
 
     # ---- which sequence
@@ -136,24 +133,6 @@ class Program(KernelBuilder):
         """A number of a tensor of i32."""
         build = build or self.build
         return named(build.emit.value(ReadOp(self.views[tensor], [build.index(i) for i in at])), name)
-
-    def part(
-        self, build: TileBuilder, view: SSAValue, offsets: Sequence[Number], sizes: Sequence[Number | None], name: str
-    ) -> SSAValue:
-        """The slice of a view at element offsets; None for a size that stays."""
-        type_ = cast(ViewType, view.type)
-        shape = [
-            s if size is None else size if isinstance(size, int) else DYNAMIC
-            for s, size in zip(type_.get_shape(), sizes, strict=True)
-        ]
-        given = [
-            self.build.index(size) if size is not None else build.emit.value(DimOp(view, axis))
-            for axis, (s, size) in enumerate(zip(shape, sizes, strict=True))
-            if s == DYNAMIC
-        ]
-        whole_rows = sizes[-1] is None
-        result = ViewType.get(shape, type_.element_type, type_.get_strides(), slice_align(type_) if whole_rows else 0)
-        return named(build.emit.value(SliceOp(view, [build.index(o) for o in offsets], given, result)), name)
 
     def bounded(self, into: Whole, own: Segment) -> Whole:
         """Results of one sequence: rows after its last one are another's, so that stores must end there."""

@@ -32,6 +32,9 @@ NONFINITE_CHAINS = 4
 ATOM_COLUMNS = 8
 """Columns of an accumulator's atom, which lie in the same lanes in each atom."""
 
+LANES_APART = ((4, 8, 16), (1, 2))
+"""By axis: how far apart the lanes are that hold the rows of a column, and those that hold the columns of a row."""
+
 REDUCTIONS = {"sum": "add", "max": "max"}
 """What of `emmy.elementwise` combines the elements of a reduction."""
 
@@ -192,9 +195,9 @@ class FragmentMaps:
     # ---- row by row --------------------------------------------------------------------------------------------------
 
     def reduce(self, op: mma.ReduceOp, registers: Registers) -> Registers:
-        """Over the columns: inside the lane; to one column also over the four lanes of a row."""
+        """Inside the lane; to one column also over the four lanes of a row, to one row over the eight lanes of a column."""
         b, shape, result = self.builder, shape_of(op.arg.type), shape_of(op.result.type)
-        if result.cols > 1 and result.cols % ATOM_COLUMNS:
+        if op.axis == 1 and result.cols > 1 and result.cols % ATOM_COLUMNS:
             raise EmmyError(
                 f"mma.reduce gives 1 column or multiples of {ATOM_COLUMNS}, got {result.cols}", location_of(op)
             )
@@ -202,9 +205,9 @@ class FragmentMaps:
         found: dict[tuple[int, int], SSAValue] = {}
         coordinates = element_coordinates(shape.rows, shape.cols, shape.place, shape.atom)
         for (row, column), element in zip(coordinates, self.elements(shape, registers), strict=True):
-            at = row, column % result.cols
+            at = row % result.rows, column % result.cols
             found[at] = combine(b, found[at], element) if at in found else element
-        for lanes in (1, 2) if result.cols == 1 else ():
+        for lanes in LANES_APART[op.axis] if op.axis == 0 or result.cols == 1 else ():
             for at, value in found.items():
                 other = b.emit("shfl_bfly_f32", (value,), (lanes,)).results[0]
                 found[at] = combine(b, value, other)

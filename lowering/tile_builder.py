@@ -135,9 +135,9 @@ class TileBuilder:
         result = TileType.get(shape, i1 if kind in COMPARISONS else element)
         return named(self.emit.value(MapOp(MapKindAttr(MapKind(kind)), args, result)), name)
 
-    def reduce(self, kind: str, arg: SSAValue, name: str, left: int = 1) -> SSAValue:
-        """Reduce the columns to `left` of them."""
-        return named(self.emit.value(ReduceOp(ReduceKindAttr(ReduceKind(kind)), arg, 1, left)), name)
+    def reduce(self, kind: str, arg: SSAValue, name: str, left: int = 1, axis: int = 1) -> SSAValue:
+        """Reduce the columns (or, of axis 0, the rows) to `left` of them."""
+        return named(self.emit.value(ReduceOp(ReduceKindAttr(ReduceKind(kind)), arg, axis, left)), name)
 
     def cast(self, arg: SSAValue, element: Attribute, name: str) -> SSAValue:
         """The tile rounded to an element type, unless it has it."""

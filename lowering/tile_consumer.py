@@ -238,11 +238,23 @@ class ConsumerHalf:
         self.define(op.result, emit.value(mma.ConvertOp(self.value(op.arg, op, emit), type_)))
 
     def reduce(self, op: tile.ReduceOp, emit: Emitter) -> None:
-        """Of columns; where several warps hold a row, each reduces its part, and then all parts, or sums stay in parts."""
+        """Of columns; where several warps hold a row, each reduces its part, and then all parts, or sums stay in parts.
+
+        Of rows, which one warp has whole, and as few are left as there can be.
+        """
         source, exchange = tile_type(op.arg), self.plan.exchanges.get(op)
-        if len(source.get_shape()) != 2 or op.axis.value.data != 1:
-            raise EmmyError("lower-tile reduces the columns (axis 1) of tiles of two dimensions", location_of(op))
+        if len(source.get_shape()) != 2:
+            raise EmmyError("lower-tile reduces tiles of two dimensions", location_of(op))
         value = self.value(op.arg, op, emit)
+        if op.axis.value.data == 0:
+            if self.plan.schedule.warps[0] > 1 or tile_type(op.result).get_shape()[0] > 1:
+                raise EmmyError(
+                    "lower-tile reduces the rows of a tile to one, where no others of them are another warp's",
+                    location_of(op),
+                )
+            columns = self.held_type(op.result, op).get_shape()[1]
+            self.define(op.result, emit.value(mma.ReduceOp(op.kind, value, columns, 1)))
+            return
         if exchange is None:
             kept = self.held_type(op.result, op).get_shape()[1]
             if self.plan.schedule.warps[1] > 1 and op.result not in self.plan.partial and op.arg not in self.plan.whole:
@@ -379,7 +391,7 @@ class ConsumerHalf:
         shape, value = tile_type(op.value).get_shape(), self.value(op.value, op, emit)
         position = self.position_of(op.value)
         if isinstance(op.value.owner, tile.SqueezeOp):
-            position = self.position((shape[-1], 1))[:1]
+            position = [self.offset(1 - op.value.owner.axis.value.data, shape[-1])]
         elif not is_matrix(tile_type(op.value)):
             got = "x".join(map(str, shape))
             remedy = "; make a tensor<Nxf16> of one dimension a tensor<1xNxf16>" if len(shape) == 1 else ""

@@ -110,7 +110,7 @@ def plan_exchanges(kernel: tile.KernelOp, columns: int, taken: set[str]) -> dict
             continue
         elif isinstance(op, tile.DotOp) and not isinstance(op.a.owner, tile.LoadOp):
             wanted, type_ = op.a.name_hint or "p", tile_type(op.a)
-        elif isinstance(op, tile.ReduceOp) and tile_type(op.result).get_shape()[-1] == 1:
+        elif isinstance(op, tile.ReduceOp) and _leaves(op) == 1:
             shape = tile_type(op.arg).get_shape()
             wanted = op.kind.data.value
             type_ = tile.TileType.get((shape[0], LEFT * columns), tile_type(op.arg).element_type)
@@ -125,6 +125,11 @@ def plan_exchanges(kernel: tile.KernelOp, columns: int, taken: set[str]) -> dict
     return found
 
 
+def _leaves(op: tile.ReduceOp) -> int:
+    """How many columns a reduction of columns leaves; 0 for one of rows, which warps beside each other have whole."""
+    return tile_type(op.result).get_shape()[-1] if op.axis.value.data == len(tile_type(op.arg).get_shape()) - 1 else 0
+
+
 def partial_sums(kernel: tile.KernelOp, columns: int) -> set[SSAValue]:
     """Values of which each of `columns` warps beside each other holds a summand.
 
@@ -134,7 +139,7 @@ def partial_sums(kernel: tile.KernelOp, columns: int) -> set[SSAValue]:
     if columns == 1:
         return partial
     for op in kernel.walk():
-        if isinstance(op, tile.ReduceOp) and op.kind.data.value == "sum" and tile_type(op.result).get_shape()[-1] != 1:
+        if isinstance(op, tile.ReduceOp) and op.kind.data.value == "sum" and _leaves(op) > 1:
             partial.add(op.result)
     before = -1
     while before != len(partial):

@@ -18,12 +18,13 @@ from emmy.dialects.tile import (
     GridOp,
     KernelOp,
     ScheduleAttr,
+    SliceOp,
     SqueezeOp,
     StoreOp,
     ViewType,
 )
 from emmy.lowering.tensor_op_to_tile import view_type
-from emmy.lowering.tile_builder import Number, TileBuilder, named
+from emmy.lowering.tile_builder import Number, TileBuilder, named, tile_type
 from emmy.passes.alignment import WIDEST
 from emmy.passes.emitter import Emitter
 from emmy.schedules import Schedule
@@ -110,7 +111,8 @@ class Whole:
 
 @dataclass(frozen=True)
 class Parts:
-    """Where a split leaves what it has, all f32: products B x H x splits x S x E, maxima and sums B x H x splits x S."""
+    """Where a split leaves what it has, all f32: products B x H x splits x S x E; for each row its maximum, 8 times, and 8
+    summands of its sum, B x H x splits x S x 8. To who combines them the last two dimensions are one."""
 
     sums: SSAValue
     tops: SSAValue
@@ -173,9 +175,29 @@ class KernelBuilder:
         return [named(offset, name) for offset, name in zip(self.build.emit(grid).results, names, strict=True)]
 
     def store(self, tile: SSAValue, tensor: SSAValue, at: Sequence[Number]) -> None:
-        """Store a tile, rounded to the tensor's type."""
+        """Store a tile, rounded to the tensor's type; one of a single row as a vector."""
         rounded = self.build.cast(tile, tensor_type(tensor).element_type, "rounded")
+        if tile_type(rounded).get_shape()[0] == 1 and len(tile_type(rounded).get_shape()) > 1:
+            rounded = named(self.build.emit.value(SqueezeOp(rounded, 0)), "row")
         self.build.emit(StoreOp(rounded, self.views[tensor], [self.build.index(x) for x in at]))
+
+    def part(
+        self, build: TileBuilder, view: SSAValue, offsets: Sequence[Number], sizes: Sequence[Number | None], name: str
+    ) -> SSAValue:
+        """The slice of a view at element offsets; None for a size that stays."""
+        type_ = cast(ViewType, view.type)
+        shape = [
+            s if size is None else size if isinstance(size, int) else DYNAMIC
+            for s, size in zip(type_.get_shape(), sizes, strict=True)
+        ]
+        given = [
+            self.build.index(size) if size is not None else build.emit.value(DimOp(view, axis))
+            for axis, (s, size) in enumerate(zip(shape, sizes, strict=True))
+            if s == DYNAMIC
+        ]
+        whole_rows = sizes[-1] is None
+        result = ViewType.get(shape, type_.element_type, type_.get_strides(), slice_align(type_) if whole_rows else 0)
+        return named(build.emit.value(SliceOp(view, [build.index(o) for o in offsets], given, result)), name)
 
     def finish(self, whole: Whole, state: Sequence[SSAValue], at: Sequence[Number], column: Number = 0) -> None:
         """Divide by the sum; store the result and, if it is asked for, the logarithm."""

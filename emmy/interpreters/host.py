@@ -123,7 +123,7 @@ def _reshape(op: tile.ReshapeOp, source: Array) -> Array:
     """The same memory, for dimensions are only split: kernels may write into what comes of it."""
     declared, origins = op.result.type.get_shape(), op.origins()
     return source.reshape(
-        [source.shape[axis] if s == DYNAMIC else s for s, (axis, _) in zip(declared, origins, strict=True)]
+        [source.shape[axis] // step if s == DYNAMIC else s for s, (axis, step) in zip(declared, origins, strict=True)]
     )
 
 

@@ -108,7 +108,8 @@ def _map(w: Writer, op: mma.MapOp) -> None:
 
 @rule_of(FRAGMENT_RULES, mma.ReduceOp)
 def _reduce(w: Writer, op: mma.ReduceOp) -> None:
-    w.put(f"{w.name(op.result)} = reduce_axis({op.kind.data.value!r}, {w.name(op.arg)}, 1, {_shape(op.result)[1]})")
+    left = _shape(op.result)[op.axis]
+    w.put(f"{w.name(op.result)} = reduce_axis({op.kind.data.value!r}, {w.name(op.arg)}, {op.axis}, {left})")
 
 
 @rule_of(FRAGMENT_RULES, mma.AnyNonfiniteOp)

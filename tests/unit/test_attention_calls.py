@@ -1,5 +1,7 @@
 """Attention down to PTX, called on the emulator: memory orders, split keys, one query's heads as rows."""
 
+import re
+
 import numpy as np
 import pytest
 
@@ -123,6 +125,22 @@ def test_split_keys_of_many_rows(splits):
     schedule = f"block = [32, 16, 32], warps = [2, 1], stages = 2, splits = {splits}"
     arrays = [draw(1, 2, 70, 32), draw(1, 1, 90, 32), draw(1, 1, 90, 48)]
     check(text("1x2x70x32", "1x1x90x32", "1x1x90x48", "scale 0.2 causal", schedule=schedule), arrays)
+
+
+@pytest.mark.parametrize("target", ["sm_80", "sm_90a"])
+@pytest.mark.parametrize(("heads", "width"), [(2, 16), (6, 40), (4, 100)])
+def test_more_splits_than_are_combined_at_once(target, heads, width):
+    """70 splits, whose sums are weighed some at a time; rows of any size lie in one row of the workspace."""
+    schedule = "block = [16, 16, 16], warps = [1, 1], stages = 2, splits = 32"
+    arrays = [draw(1, heads, 1, 16), draw(1, 1, 1119, 16), draw(1, 1, 1119, width)]
+    source = text(f"1x{heads}x1x16", "1x1x?x16", f"1x1x?x{width}", "scale 0.5", schedule=schedule)
+    check(source, arrays, target, landing="random", seed=5)
+    alone = source.replace("%o, %l =", "%o =").replace("func.return %o, %l", "func.return %o")
+    alone = re.sub(r"\((tensor<[^>]*>), tensor<1x\d+x1xf32>\)", r"\1", alone)
+    alone = re.sub(r"(: tensor<[^>]*>), tensor<1x\d+x1xf32>", r"\1", alone)
+    [result], _ = run_on_emulator(emmy.compile(alone, target).portable_artefact, "f", arrays)
+    exact = level1.run(parse_module(source, "t.mlir"), "f", arrays)
+    np.testing.assert_allclose(result.astype(float), exact[0], rtol=2e-3, atol=2e-3)
 
 
 @pytest.mark.parametrize("splits", [0, 2])

@@ -171,8 +171,8 @@ BROKEN = {
     ),
     "unknown map": (f"%q = mma.map cosh %c : ({C}) -> {C}", "`gelu_tanh`"),
     "shape of reduce": (
-        f"%q = mma.reduce sum %f : {F} -> {fragment('1x32', 'f32')}",
-        "reduce takes a c fragment of R x C to R x 1",
+        f"%q = mma.reduce sum %f : {F} -> {fragment('1x16', 'f32')}",
+        "reduce takes a c fragment of R x C to R x 1, to R x D where D divides C, or to 1 x C",
     ),
     "place of reduce": (
         f"%q = mma.reduce sum %a : {A} -> {fragment('64x1', place='a')}",

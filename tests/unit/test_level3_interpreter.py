@@ -110,6 +110,14 @@ COMPUTED: dict[str, tuple[str, Callable[[], np.ndarray]]] = {
         f"%v = mma.map fma %two, %two, %v0 : ({F}, {F}, {fragment(1)}) -> {F}",
         lambda: np.full((16, 16), 2 * 2 + 32 + 2),
     ),
+    "reductions of rows": (
+        f"%r = mma.coord 0 from %c0 : {I32}\n%c3 = arith.constant 3 : index\n"
+        f"%below = mma.map ge %r, %c3 : ({I32}, index) -> {fragment(16, 'i1')}\n"
+        f"%x = mma.map select %below, %two, %three : ({fragment(16, 'i1')}, {F}, f32) -> {F}\n"
+        f"%s = mma.reduce sum %x : {F} -> !mma.fragment<1x16xf32, c, m16n8k16>\n"
+        f"%v = mma.map add %x, %s : ({F}, !mma.fragment<1x16xf32, c, m16n8k16>) -> {F}",
+        lambda: np.where(ROW >= 3, 2, 3) + 13 * 2 + 3 * 3,
+    ),
     "slices": (
         f"%s = mma.slice %two at [0, 8] : {F} -> {fragment(8)}\n"
         f"%e = mma.map exp2 %s : ({fragment(8)}) -> {fragment(8)}\n"

@@ -158,6 +158,24 @@ def test_parts_of_sums_stay_in_their_lanes():
         assert counted(report, "shfl") == 4 * 2  # rows of a lane, halvings
 
 
+@pytest.mark.parametrize("kind", ["sum", "max"])
+def test_rows_are_reduced_inside_lanes_and_over_eight_of_them(kind: str):
+    """R x C to 1 x C, which broadcasts against its source; one column to a single number."""
+    body = f"""
+      %part = mma.reduce {kind} %x : {F} -> {fragment("1x24")}
+      %y = mma.map sub %x, %part : ({F}, {fragment("1x24")}) -> {F}
+      %row = mma.reduce {kind} %x : {F} -> {STAT}
+      %all = mma.reduce {kind} %row : {STAT} -> {fragment("1x1")}
+      mma.store_global %all -> %v[%c3] : {fragment("1x1")} -> !tile.view<?xf32>
+      {store("y")}"""
+    whole = np.rint(A * 8).astype(np.float32)
+    out, vector, report, _ = run(body, whole)
+    function = {"sum": np.sum, "max": np.max}[kind]
+    np.testing.assert_array_equal(out, whole - function(whole, axis=0, keepdims=True))
+    assert vector[3] == function(whole)
+    assert counted(report, "shfl") == 3 * 6 + 2 * 4 + 3  # halvings of columns of a lane, of its rows, of the number
+
+
 def test_a_row_of_columns_is_stored_once():
     body = f"""
       %col = mma.coord 1 from %c3 : {COL}

@@ -70,7 +70,7 @@ ERRORS = {
     "reduce of rows": (
         "\n".join([LOAD_A, "%r = tile.reduce max %x axis 0 : !tile.tile<64x32xf16> -> !tile.tile<1x32xf16>"]),
         "block = [64, 64, 32], warps = [4, 1]",
-        "lower-tile reduces the columns (axis 1)",
+        "lower-tile reduces the rows of a tile to one, where no others of them are another warp's",
     ),
     "squeezed and used": (
         "%r = tile.fill 1.0 : f32 : !tile.tile<64x1xf32>\n"

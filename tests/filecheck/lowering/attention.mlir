@@ -121,12 +121,13 @@ func.func @deep(%q: tensor<1x8x512x256xbf16>) -> (tensor<1x8x512x256xbf16>, tens
 // CHECK-NEXT:     %slots = arith.muli %sms, %c3 : index
 // CHECK:          %shares = arith.divui %slots, %c2 : index
 // CHECK:          %splits = arith.ceildivui %some_blocks, %each : index
-// CHECK-NEXT:     %part_sums = tile.alloc[%splits] : tensor<1x2x?x4x128xf32>
-// CHECK-NEXT:     %part_tops = tile.alloc[%splits] : tensor<1x2x?x4xf32>
-// CHECK-NEXT:     %part_totals = tile.alloc[%splits] : tensor<1x2x?x4xf32>
-// CHECK:          tile.launch @decode_kernel[%ctas] (%q_1, %k, %v, %part_sums, %part_tops, %part_totals)
-// CHECK:          %part_tops_1 = tile.reshape %part_tops : tensor<1x2x?x4xf32> to tensor<1x2x?x4x1xf32>
-// CHECK:          tile.launch @decode_kernel_combine[%c8] (%part_sums, %part_tops_1, %part_totals_1, %o_1)
+// CHECK-NEXT:     %part_sums = tile.alloc[%splits] : tensor<1x2x?x512xf32>
+// CHECK-NEXT:     %part_tops = tile.alloc[%splits] : tensor<1x2x?x32xf32>
+// CHECK-NEXT:     %part_totals = tile.alloc[%splits] : tensor<1x2x?x32xf32>
+// CHECK-NEXT:     %part_sums_1 = tile.reshape %part_sums : tensor<1x2x?x512xf32> to tensor<1x2x?x4x128xf32>
+// CHECK-NEXT:     %part_tops_1 = tile.reshape %part_tops : tensor<1x2x?x32xf32> to tensor<1x2x?x4x8xf32>
+// CHECK:          tile.launch @decode_kernel[%ctas] (%q_1, %k, %v, %part_sums_1, %part_tops_1, %part_totals_1)
+// CHECK:          tile.launch @decode_kernel_combine[%c32] (%part_sums, %part_tops, %part_totals, %o_1)
 // CHECK:        tile.kernel @decode_kernel
 // CHECK-SAME:     block = [16, 64, 128], warps = [1, 1], stages = 2, splits = 3
 // CHECK:          %b, %h, %x, %m = tile.grid [%c1 by 1, %c2 by 1, %splits by 1, %c4 by 16]
@@ -138,11 +139,19 @@ func.func @deep(%q: tensor<1x8x512x256xbf16>) -> (tensor<1x8x512x256xbf16>, tens
 // CHECK:            tile.map lt %key, %keys
 // CHECK:            tile.map lt %before, %key
 // CHECK:          tile.store %last_sums, %part_sums[%b, %h, %x, %m, %c0]
-// CHECK:          tile.store %row, %part_tops[%b, %h, %x, %m]
+// CHECK:          tile.store %tops, %part_tops[%b, %h, %x, %m, %c0]
+// CHECK:          tile.store %last_total, %part_totals[%b, %h, %x, %m, %c0]
 // CHECK:        tile.kernel @decode_kernel_combine
-// CHECK:          scf.for %x = %c0 to %splits
-// CHECK:            %new_sums = tile.map fma %part_sums_1, %weight, %rescaled
-// CHECK:          tile.store %rounded, %o[%b, %h, %m, %e]
+// CHECK-SAME:     block = [64, 32, 16], warps = [1, 1], stages = 2
+// CHECK:          %b, %h, %m, %e = tile.grid [%c1 by 1, %c2 by 1, %c4 by 1, %c128 by 32]
+// CHECK:          scf.for %x = %c0 to %splits step %c64
+// CHECK:            tile.load %part_tops[%b, %h, %x, %statistic]
+// CHECK:            tile.load %part_sums[%b, %h, %x, %column]
+// CHECK:            %highest = tile.reduce max %shown axis 0 : !tile.tile<64x1xf32> -> !tile.tile<1x1xf32>
+// CHECK:            %gained_1 = tile.reduce sum %weighed_1 axis 0 : !tile.tile<64x32xf32> -> !tile.tile<1x32xf32>
+// CHECK:            %new_sums = tile.map fma %sums, %kept, %gained_1
+// CHECK:          %row = tile.squeeze %rounded axis 0 : !tile.tile<1x32xf16> -> !tile.tile<32xf16>
+// CHECK:          tile.store %row, %o[%b, %h, %m, %e]
 func.func @decode(%q: tensor<1x8x1x128xf16>, %k: tensor<1x2x?x128xf16>, %v: tensor<1x2x?x128xf16>) -> tensor<1x8x1x128xf16> {
   %o = tensor_op.attention %q, %k, %v scale 0.125 causal window 1024
     : (tensor<1x8x1x128xf16>, tensor<1x2x?x128xf16>, tensor<1x2x?x128xf16>) -> tensor<1x8x1x128xf16>
