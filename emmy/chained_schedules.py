@@ -186,8 +186,8 @@ _WARPGROUPS = (
     _warpgroups(128, 2, 128, False, 0.91, persistent=1),
     _warpgroups(128, 3, 80, True),
     _warpgroups(128, 2, 128, True, 0.95),
-    _warpgroups(256, 2, 64, False, persistent=1, store_columns=32),
-    _warpgroups(256, 2, 64, True),
+    _warpgroups(256, 2, 64, False, persistent=1, store_columns=64),
+    _warpgroups(256, 2, 64, True, persistent=1, store_columns=64),
 )
 # Two warpgroups beside each other compute the same scores: as halves they would be too narrow for operands that are read from
 # shared memory, and would have to be exchanged.
@@ -376,7 +376,8 @@ def problem_of_chain(schedule: Schedule, target: Target, chain: Chain) -> str | 
     except EmmyError as error:
         return error.message
     needed = chained_shared_bytes(replace(schedule, transport=transport_on(schedule, target)), chain)
-    return problem_with_limits(schedule, target, needed, chained_registers(schedule, chain))
+    columns = max(schedule.block[1], chain.width // schedule.warps[1])
+    return problem_with_limits(schedule, target, needed, chained_registers(schedule, chain), columns)
 
 
 def _problem_with_tma(schedule: Schedule, chain: Chain) -> str | None:

@@ -165,4 +165,5 @@ def _resident(schedule: Schedule, target: str) -> int:
     """CTAs that an SM runs side by side, as far as the row of the table with this tile counts on it."""
     tile_ = schedule.block, schedule.warps, schedule.atom
     rows = (row for table in TABLES.values() for row in table.get(target, ()))
-    return next((r.resident for r in rows if (r.schedule.block, r.schedule.warps, r.schedule.atom) == tile_), 1)
+    counted = (r.resident for r in rows if (r.schedule.block, r.schedule.warps, r.schedule.atom) == tile_)
+    return max(schedule.min_ctas, next(counted, 1))

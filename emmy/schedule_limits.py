@@ -92,9 +92,9 @@ def least_registers(schedule: Schedule, f16_sums: bool = False, partial_sums: bo
     return accumulators + operands + ADDRESS_REGISTERS
 
 
-def entry_registers(target: Target, threads: int) -> int:
-    """Registers that ptxas gives each thread at entry, one CTA an SM: it rounds down to a multiple of 8."""
-    return min(target.registers_per_sm // threads, target.registers_per_thread) // 8 * 8
+def entry_registers(target: Target, threads: int, ctas: int = 1) -> int:
+    """Registers that ptxas gives each thread at entry, with so many CTAs on an SM: it rounds down to a multiple of 8."""
+    return min(target.registers_per_sm // (threads * ctas), target.registers_per_thread) // 8 * 8
 
 
 @dataclass(frozen=True)
@@ -119,7 +119,7 @@ def register_split(schedule: Schedule, target: Target) -> RegisterSplit | str | 
         if not target.setmaxnreg:
             return f"producer_regs and consumer_regs need setmaxnreg, which {target.name} has not"
         return f"setmaxnreg is for whole warpgroups of 4 warps, and the roles have {warps[0]} and {warps[1]}"
-    entry = entry_registers(target, schedule.cta_threads)
+    entry = entry_registers(target, schedule.cta_threads, schedule.min_ctas)
     if not asked and entry >= MOST_CONSUMER_REGISTERS:
         return None
     pool = entry * schedule.cta_threads
@@ -164,27 +164,50 @@ def problem_on_target(
     if schedule.transport == "tma" and not target.tma:
         return f"transport = tma needs sm_90 or later, and the target is {target.name}; use cp_async"
     needed = shared_bytes(replace(schedule, transport=transport_on(schedule, target)), epilogue, operand_bytes)
-    return problem_with_limits(schedule, target, needed, least_registers(schedule, f16_sums, partial_sums))
+    columns = schedule.block[1] // schedule.warps[1] // (2 if f16_sums else 1)
+    return problem_with_limits(schedule, target, needed, least_registers(schedule, f16_sums, partial_sums), columns)
 
 
-def problem_with_limits(schedule: Schedule, target: Target, shared: int, registers: int) -> str | None:
+INSTRUCTION_REGISTERS = 30
+"""Registers that ptxas wants for a `wgmma` beside its f32 sums, of those at the kernel's entry (C7602: 158 for 256 columns)."""
+
+INSTRUCTION_COLUMNS = 256
+"""Columns of a `wgmma` at most; more are several of one width."""
+
+
+def instruction_registers(columns: int) -> int:
+    """Registers that one of the instructions which multiply so many columns names."""
+    return columns // max(-(-columns // INSTRUCTION_COLUMNS), 1) // 2 + INSTRUCTION_REGISTERS
+
+
+def problem_with_limits(schedule: Schedule, target: Target, shared: int, registers: int, columns: int) -> str | None:
     """One sentence about which limit of a CTA of the target a kernel exceeds, or None.
 
-    shared: bytes of shared memory that it needs. registers: 32-bit registers that each of its math threads needs.
+    shared: bytes of shared memory that it needs. registers: 32-bit registers that each of its math threads needs. columns: of
+    its widest sums in each warp, as if they were f32.
     """
-    limit = target.shared_bytes_per_block
+    ctas, beside = schedule.min_ctas, f", one of {schedule.min_ctas} on an SM," if schedule.min_ctas > 1 else ""
+    limit = min(target.shared_bytes_per_block, target.shared_bytes_per_sm // ctas - target.reserved_shared_bytes)
     if shared > limit:
         return (
-            f"it needs {shared} bytes of shared memory, and a CTA of {target.name} has {limit}; reduce block or stages"
+            f"it needs {shared} bytes of shared memory, and a CTA of {target.name}{beside} has {limit}; "
+            f"reduce block or stages"
         )
-    if schedule.cta_threads > target.max_threads:
-        return f"it has {schedule.cta_threads} threads, and a CTA of {target.name} has at most {target.max_threads}"
-    limit = min(target.registers_per_thread, target.registers_per_sm // schedule.cta_threads)
+    limit = min(target.max_threads, target.max_threads_per_sm // ctas)
+    if schedule.cta_threads > limit:
+        return f"it has {schedule.cta_threads} threads, and a CTA of {target.name}{beside} has at most {limit}"
+    limit = min(target.registers_per_thread, target.registers_per_sm // (schedule.cta_threads * ctas))
     if schedule.roles == "specialized":
         split = register_split(schedule, target)
         if isinstance(split, str):
             return split
         limit = min(split.consumer, target.registers_per_thread) if split else limit
+    entry = entry_registers(target, schedule.cta_threads, ctas)
+    if schedule.atom == WARPGROUP_ATOM and instruction_registers(columns) > entry:
+        return (
+            f"a product of {columns} columns names {instruction_registers(columns)} registers, and {schedule.cta_threads} threads"
+            f"{beside} start with {entry} each; use fewer warps or a smaller block"
+        )
     if registers > limit:
         return (
             f"each thread needs at least {registers} registers and can have {limit}; use more warps or a smaller block"

@@ -67,6 +67,7 @@ RANGES: dict[str, tuple[int, int]] = {
     "ahead": (0, 32),
     "repeat": (0, 1),
     "late_stages": (0, 16),
+    "min_ctas": (1, 8),
 }
 """Fields that hold a count: the smallest and the largest one."""
 
@@ -107,6 +108,7 @@ class Schedule:
     late_stages: slots of the ring of what is multiplied by a computed operand; 0 for `stages`.
     ahead: tensor instructions between an `ldmatrix` and the first that takes what it loads, which wants `opt_level` = 1
     (`place-loads`); 0 leaves it to ptxas.
+    min_ctas: CTAs that an SM has room for at once: they share its registers, shared memory and threads, of roles as well.
     store_columns: columns of a result that are staged in shared memory at once, two such parts at a time; 0 for the whole tile.
     """
 
@@ -145,6 +147,7 @@ class Schedule:
     ahead: int = 0
     repeat: int = 0
     late_stages: int = 0
+    min_ctas: int = 1
     store_columns: int = 0
 
     def problem(self) -> str | None:

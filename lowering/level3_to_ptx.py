@@ -152,7 +152,7 @@ class KernelLowering(FragmentLowering):
         new = KernelOp(
             self.kernel.sym_name.data,
             threads=self.threads,
-            min_ctas=1,
+            min_ctas=self.min_ctas,
             shared_bytes=0 if shared_bytes is None else shared_bytes.value.data,
             params=self.params,
             body=Region(self.block),
@@ -165,6 +165,11 @@ class KernelLowering(FragmentLowering):
         if self.schedule is not None and self.schedule.ahead:
             new.attributes[AHEAD] = IntegerAttr(self.schedule.ahead, i64)
         return new
+
+    @property
+    def min_ctas(self) -> int:
+        """CTAs that an SM has room for, as the schedule says."""
+        return self.schedule.min_ctas if self.schedule else 1
 
     # ---- roles -------------------------------------------------------------------------------------------------------
 
@@ -213,7 +218,7 @@ class KernelLowering(FragmentLowering):
         """`setmaxnreg`, where the target has it: from the registers that all warps start with to those of the role."""
         if op.regs is None or not self.target.setmaxnreg:
             return
-        entry = entry_registers(self.target, self.threads)
+        entry = entry_registers(self.target, self.threads, self.min_ctas)
         taken = sum(32 * r.warps.value.data * (entry if r.regs is None else r.regs.value.data) for r in self.roles)
         if taken > entry * self.threads:
             raise EmmyError(

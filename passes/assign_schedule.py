@@ -72,6 +72,7 @@ SCALARS = (
     "partials",
     "order",
     "masks",
+    "min_ctas",
 )
 COUNTS_FROM_ZERO = (
     "delay",
@@ -142,6 +143,7 @@ class AssignSchedule(ModulePass):
     ahead: int = -1
     repeat: int = -1
     late_stages: int = -1
+    min_ctas: int = 0
 
     def apply(self, ctx: Context, op: ModuleOp) -> None:
         target = get_target(self.target)

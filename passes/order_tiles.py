@@ -221,4 +221,5 @@ def resident_ctas(kernel: tile.KernelOp, schedule: Schedule, target: Target) -> 
         element = cast(FixedBitwidthType, op.result.type.element_type).size
         needed += prod(op.result.type.get_shape()) * element * (schedule.stages if in_loop else 1)
     by_registers = target.registers_per_sm // (schedule.cta_threads * (target.registers_per_thread + 1))
-    return min(by_registers, target.shared_bytes_per_sm // max(needed + target.shared_bytes_per_sm // 64, 1))
+    by_shared = target.shared_bytes_per_sm // max(needed + target.shared_bytes_per_sm // 64, 1)
+    return max(min(by_registers, by_shared), schedule.min_ctas)

@@ -26,7 +26,8 @@ class PersistentGrid(ModulePass):
     `persistent = 1`; `force` acts on every kernel that has a grid.
 
     Guarantees: CTA number c of n computes tiles c, c + n, c + 2 n, ..; the raster numbers tiles as it numbered CTAs. A launch
-    has min(tiles, `ctas_per_sm` x multiprocessors) CTAs. What does not depend on the tile stays before the loop.
+    has min(tiles, `ctas_per_sm` (or the schedule's `min_ctas`) x multiprocessors) CTAs. What does not depend on the tile stays
+    before the loop.
 
     Before:                                                 After:
         %m, %n = tile.grid [%M by 128, %N by 256] raster 8      %c = tile.cta_id;  %n = tile.cta_count
@@ -46,25 +47,26 @@ class PersistentGrid(ModulePass):
     def apply(self, ctx: Context, op: ModuleOp) -> None:
         if self.ctas_per_sm < 1:
             raise EmmyError(f"persistent-grid runs 1 or more CTAs on each multiprocessor, got {self.ctas_per_sm}")
-        wrapped: set[str] = set()
+        wrapped: dict[str, int] = {}
         for kernel in op.walk():
             if isinstance(kernel, tile.KernelOp):
                 wanted = kernel.schedule is not None and kernel.schedule.data.persistent > 0
                 if (self.force or wanted) and wrap(kernel):
-                    wrapped.add(kernel.sym_name.data)
+                    each = kernel.schedule.data.min_ctas if kernel.schedule else 1
+                    wrapped[kernel.sym_name.data] = max(each, self.ctas_per_sm)
         for launch in list(op.walk()):
             names = launch.names if isinstance(launch, tile.LaunchOp | tile.DispatchOp) else ()
             for position, name in enumerate(names):
                 if name in wrapped:
-                    self.bound(launch, position)
+                    self.bound(launch, position, wrapped[name])
 
-    def bound(self, launch: Operation, position: int) -> None:
+    def bound(self, launch: Operation, position: int, ctas_per_sm: int) -> None:
         """No more CTAs of the launch's kernel of that position than the device runs at once."""
         assert launch.parent is not None
         emit = Emitter(launch.parent, launch, launch)
         limit = emit.value(tile.SmCountOp())
-        if self.ctas_per_sm != 1:
-            each = emit.value(arith.ConstantOp(IntegerAttr(self.ctas_per_sm, IndexType())))
+        if ctas_per_sm != 1:
+            each = emit.value(arith.ConstantOp(IntegerAttr(ctas_per_sm, IndexType())))
             limit = emit.value(arith.MuliOp(limit, each))
         launch.operands[position] = emit.value(arith.MinUIOp(launch.operands[position], limit))
 

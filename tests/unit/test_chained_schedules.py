@@ -100,6 +100,36 @@ def test_what_cannot_be_had_is_refused_for_its_own_reason(fields: dict, message:
     assert message in str(problem_of_chain(schedule, HOPPER, what))
 
 
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"warps": (4, 1), "block": (64, 64, 64), "stages": 1}, None),
+        ({"warps": (4, 1), "block": (64, 128, 64), "stages": 2, "overlap": 0}, None),
+        ({"warps": (8, 1), "block": (128, 64, 64), "stages": 2, "overlap": 0}, None),
+        ({"warps": (12, 1), "block": (192, 64, 64)}, "registers and can have"),
+        ({"warps": (4, 1), "block": (64, 128, 64), "stages": 4}, "one of 2 on an SM, has"),
+    ],
+)
+def test_two_ctas_share_an_sm(fields: dict, message: str | None):
+    """Registers, of roles too, shared memory and threads are those of half an SM."""
+    what = chain(64, 64, 4096, False)
+    schedule = replace(table_row(HOPPER, what)[1].schedule, min_ctas=2, persistent=0, **fields)
+    problem = problem_of_chain(schedule, HOPPER, what)
+    assert problem is None if message is None else message in str(problem)
+
+
+def test_an_instruction_finds_its_registers_at_the_entry_of_the_kernel():
+    """256 columns of f32 sums are 128 registers, and as many are all that 512 threads start with (ptxas: C7602)."""
+    what = chain(256, 16, 4096, False)
+    schedule = replace(table_row(HOPPER, what)[1].schedule, block=(192, 16, 256), warps=(12, 1), overlap=0, stages=1)
+    problem = problem_of_chain(replace(schedule, producer_regs=24, consumer_regs=160), HOPPER, what)
+    assert problem is not None
+    narrow = replace(table_row(HOPPER, what)[1].schedule, block=(64, 64, 256), warps=(4, 1), stages=1, min_ctas=2)
+    assert "names 158 registers, and 256 threads, one of 2 on an SM, start with 128 each" in str(
+        problem_of_chain(replace(narrow, persistent=0, overlap=0), HOPPER, what)
+    )
+
+
 @pytest.mark.parametrize("ranged", [False, True])
 def test_warpgroups_beside_each_other_share_a_large_width(ranged: bool):
     what = chain(512, 16, 4096, ranged)
