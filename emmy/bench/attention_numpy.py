@@ -10,8 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from emmy.bench.attention import Task
-from emmy.bench.attention_check import judged, sequences
+from emmy.bench.attention_check import sequences
 from emmy.bench.attention_inputs import counted_rows, keys_of_rows
+from emmy.bench.eager import judged
 
 Array = NDArray[Any]
 

@@ -31,6 +31,9 @@ PRODUCTS = (
 )
 """Name, N, K, calls of a forward pass."""
 
+WHOLE = {"gate and up": ("gate and up, GeGLU", "geglu", 15360), "logits": ("logits, capped", "capped", 262144)}
+"""Product -> the program that the model has in its place (see `emmy.bench.fused`): its name, its kind, N of each product."""
+
 PEERS = ("eager",)
 """What a run times them against unless it names others."""
 
@@ -46,13 +49,15 @@ def attentions(tokens: int) -> Iterator[tuple[Attention, int]]:
 
 
 def is_attention(record: Mapping[str, Any]) -> bool:
-    """Whether a result is of an attention kernel: products have two operands `a` and `b`."""
+    """Whether a result is of an attention kernel: products have no argument `q`."""
     return "q" in record["shapes"]
 
 
 def tokens_of(record: Mapping[str, Any]) -> int:
     """Rows of the result."""
-    return record["shapes"]["q"][2] if is_attention(record) else record["shapes"]["a"][0]
+    if is_attention(record):
+        return record["shapes"]["q"][2]
+    return record["shapes"].get("a", record["shapes"].get("x"))[0]
 
 
 def called(results: Sequence[Record]) -> list[Record]:

@@ -23,7 +23,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from emmy.artefact import DTYPES, bind
-from emmy.bench import attention, attention_check
+from emmy.bench import attention, attention_check, fused
 from emmy.bench.attention_inputs import make_inputs
 from emmy.bench.bounds import HALF_ULP, ErrorSums, judge
 from emmy.bench.cases import Case, infos_of, integer_data, shapes_of, work_of
@@ -98,6 +98,9 @@ class Measurement:
         if self.work.get("inputs"):
             for guarded, data in zip(self.inputs, make_inputs(self.work, case.shapes, case.seed), strict=True):
                 guarded.stored.copy_(self.torch.from_numpy(data))
+        for argument, guarded in zip(self.entry["arguments"], self.inputs, strict=True):
+            if argument["name"] in self.work.get("values", ()):
+                guarded.stored.fill_(self.work["values"][argument["name"]])
         self.args = [guarded.tensor for guarded in self.inputs]
         self.outs = [guarded.tensor for guarded in self.outputs]
 
@@ -135,6 +138,8 @@ class Measurement:
             found |= self._compare_expected()
         if self.work.get("kind") == attention.KIND:
             found = {**attention_check.compare(self.torch, self.args, self.work, self.outs[0]), **found}
+        elif self.work.get("kind") in fused.FUSED:
+            found = {**fused.compare(self.torch, self.args, self.work, self.outs[0]), **found}
         elif self.work.get("kind") in REFERENCES:
             compared = self._compare_integers() if self.case.data == "integers" else self._compare_reference()
             found = {**compared, **found, "ok": found["ok"] and compared["ok"]}

@@ -7,8 +7,7 @@ import importlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from emmy.bench import attention_peers
-from emmy.bench.attention_peers import flex, fused
+from emmy.bench import attention_peers, fused
 from emmy.bench.fp8 import scaled_mm
 
 Peer = Callable[[], Any]
@@ -51,6 +50,8 @@ def triton(torch: Any, args: Sequence[Any], work: dict[str, Any]) -> Peer | None
 
 def eager(torch: Any, args: Sequence[Any], work: dict[str, Any]) -> Peer | None:
     """What a user calls in eager mode, its result new memory each time."""
+    if work.get("kind") in fused.FUSED:
+        return fused.call_of(torch, args, work)
     if work.get("kind") != "matmul":
         return attention_peers.eager(torch, args, work)
     return functools.partial(torch.matmul, *matmul_operands(args, work))
@@ -69,9 +70,9 @@ def compiled(torch: Any, args: Sequence[Any], work: dict[str, Any]) -> Peer | No
 PEERS: dict[str, Callable[[Any, Sequence[Any], dict[str, Any]], Peer | None]] = {
     "cublas": cublas,
     "triton": triton,
-    "flash": functools.partial(fused, "FLASH_ATTENTION"),
-    "cudnn": functools.partial(fused, "CUDNN_ATTENTION"),
-    "flex": flex,
+    "flash": functools.partial(attention_peers.fused, "FLASH_ATTENTION"),
+    "cudnn": functools.partial(attention_peers.fused, "CUDNN_ATTENTION"),
+    "flex": attention_peers.flex,
     "eager": eager,
     "compile": compiled,
     "scaled_mm": functools.partial(scaled_mm, True),

@@ -20,6 +20,7 @@ from emmy.bench.ablation import ablation_tables
 from emmy.bench.accuracy import SUITE as ACCURACY
 from emmy.bench.accuracy import accuracy_table
 from emmy.bench.against import against_table
+from emmy.bench.claims import claims_section
 from emmy.bench.fp8 import fp8_table
 from emmy.bench.gemma4 import gemma_table
 from emmy.bench.pages import figure, markdown_table, told, write_or_check
@@ -239,7 +240,8 @@ def section(path: Path) -> str:
 def page(directory: Path) -> str:
     """The text of the page. Raises `EmmyError` for a file that cannot be read."""
     files = sorted(directory.glob("*.jsonl"))
-    return "\n".join([NOTICE + INTRODUCTION, *(section(path) for path in files)])
+    claims = claims_section({path.stem: read_run(path) for path in files})
+    return "\n".join([NOTICE + INTRODUCTION, *filter(None, [claims]), *(section(path) for path in files)])
 
 
 def add(directory: Path, spec: str) -> None:

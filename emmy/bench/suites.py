@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from emmy.bench import fp8
+from emmy.bench import fp8, fused
 from emmy.bench import gemma4 as gemma
 from emmy.bench.attention import Attention, attention_cases
 from emmy.bench.attention_inputs import ATOMS, accuracy_cases
@@ -119,13 +119,24 @@ def squares() -> Iterator[Work]:
             yield replace_name(product(size, size, size, dtype, time=False), "square ")
 
 
+def fused_work(name: str, kind: str, m: int, n: int, k: int, **fields: Any) -> Work:
+    """A product with what follows it; `fields` are those of `Case`."""
+    task = fused.task_of(kind, m, n, k)
+    case = Case("", kind, fused.shapes_of(kind, m, n, k), name=name, task=task, **fields)
+    return Work(fused.text_of(kind, m, n, k), f"{kind}_{m}x{n}x{k}", case)
+
+
 def gemma4() -> Iterator[Work]:
     """Every product and attention kernel of Gemma 4 12B at 512 and 2048 tokens, against what PyTorch does in eager mode."""
     for count in gemma.TOKENS:
         fields: dict[str, Any] = {"suite": gemma.SUITE, "peers": list(gemma.PEERS)}
         for name, n, k, calls in gemma.PRODUCTS:
-            work = product(count, n, k, calls=calls, **fields)
-            yield replace(work, case=replace(work.case, name=f"{name} {count} tokens"))
+            if name in gemma.WHOLE:
+                name, kind, n = gemma.WHOLE[name]
+                yield fused_work(f"{name} {count} tokens", kind, count, n, k, calls=calls, **fields)
+            else:
+                work = product(count, n, k, calls=calls, **fields)
+                yield replace(work, case=replace(work.case, name=f"{name} {count} tokens"))
         for problem, calls in gemma.attentions(count):
             yield attention_work(replace(problem, name=f"{problem.name} {count} tokens"), calls=calls, **fields)
 

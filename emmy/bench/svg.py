@@ -1,4 +1,4 @@
-"""A line chart with logarithmic axes as SVG text: for pages of docs/, the same bytes from the same figures everywhere."""
+"""Line charts with logarithmic axes, and bars, as SVG text: for pages of docs/, the same from the same figures everywhere."""
 
 from __future__ import annotations
 
@@ -61,3 +61,47 @@ def _line(x1: float, y1: float, x2: float, y2: float, colour: str, width: int = 
 
 def _text(x: float, y: float, text: str, anchor: str = "start", size: int = 13) -> str:
     return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" font-size="{size}">{html.escape(text)}</text>'
+
+
+def bar_chart(series: Mapping[str, Sequence[float | None]], names: Sequence[str], title: str, y_label: str) -> str:
+    """Bars of each series side by side for each name, from zero; None leaves a gap. Names are written below, slanted."""
+    most = max(value for values in series.values() for value in values if value is not None)
+    step = next(s for s in (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 10**9) if most / s <= 8)
+    top = math.ceil(most / step) * step
+    width, bottom = LEFT + RIGHT + max(len(names) * 52, 300), 130
+    group = (width - LEFT - RIGHT) / len(names)
+    bar = 0.8 * group / len(series)
+
+    def up(value: float) -> float:
+        return HEIGHT - bottom - value / top * (HEIGHT - bottom - TOP)
+
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:g} {HEIGHT}" font-family="sans-serif" font-size="13">',
+        f'<rect width="{width:g}" height="{HEIGHT}" fill="white"/>',
+        _text(width / 2, 22, title, "middle", 15),
+        f'<g transform="rotate(-90 18 {HEIGHT / 2:g})">{_text(18, HEIGHT / 2, y_label, "middle")}</g>',
+    ]
+    for value in range(0, top + 1, step):
+        parts += [
+            _line(LEFT, up(value), width - RIGHT, up(value), "#dddddd"),
+            _text(LEFT - 8, up(value) + 4, f"{value}", "end"),
+        ]
+    for place, name in enumerate(names):
+        x, y = LEFT + (place + 0.5) * group, HEIGHT - bottom + 16
+        parts.append(f'<g transform="rotate(-35 {x:.1f} {y})">{_text(x, y, name, "end", 11)}</g>')
+    for index, (label, values) in enumerate(series.items()):
+        colour = COLOURS[index % len(COLOURS)]
+        for place, value in enumerate(values):
+            if value is not None:
+                left = LEFT + place * group + 0.1 * group + index * bar
+                size = f'width="{bar:.1f}" height="{HEIGHT - bottom - up(value):.1f}"'
+                said = html.escape(f"{label}, {names[place]}: {value:.0f}")
+                parts.append(
+                    f'<rect x="{left:.1f}" y="{up(value):.1f}" {size} fill="{colour}"><title>{said}</title></rect>'
+                )
+        key = TOP + 10 + 20 * index
+        parts += [
+            f'<rect x="{width - RIGHT + 15:.1f}" y="{key - 6}" width="25" height="12" fill="{colour}"/>',
+            _text(width - RIGHT + 46, key + 4, label),
+        ]
+    return "\n".join([*parts, "</svg>", ""])

@@ -8,7 +8,7 @@ import math
 import numpy as np
 import pytest
 
-from emmy.bench import attention, attention_check, attention_numpy
+from emmy.bench import attention, attention_check, attention_numpy, eager
 from emmy.bench.attention import Attention
 from emmy.bench.suites import SUITES
 from emmy.interpreters import level1
@@ -86,18 +86,18 @@ def test_the_eager_run_rounds_each_step():
 
 
 def test_a_verdict_has_the_bounds_of_an_eager_run_or_of_rounding():
-    fine = attention_check.judged({"ours": (2e-4, 2e-3), "eager": (1e-4, 1e-3), "rounding": (0.0, 0.0)})
+    fine = eager.judged({"ours": (2e-4, 2e-3), "eager": (1e-4, 1e-3), "rounding": (0.0, 0.0)})
     assert fine["ok"]
     assert fine["error"]["eager_max"] == 1e-3
-    assert not attention_check.judged({"ours": (2.1e-4, 2e-3), "eager": (1e-4, 1e-3), "rounding": (0.0, 0.0)})["ok"]
-    large = attention_check.judged({"ours": (1e-4, 2.1e-3), "eager": (1e-4, 1e-3), "rounding": (0.0, 0.0)})
+    assert not eager.judged({"ours": (2.1e-4, 2e-3), "eager": (1e-4, 1e-3), "rounding": (0.0, 0.0)})["ok"]
+    large = eager.judged({"ours": (1e-4, 2.1e-3), "eager": (1e-4, 1e-3), "rounding": (0.0, 0.0)})
     assert large["message"] == "mean error, largest: 1.00e-04 (bound 2.00e-04), 2.10e-03 (bound 2.00e-03)"
-    assert attention_check.judged({"ours": (1e-4, 1e-3), "eager": (0.0, 0.0), "rounding": (1e-4, 1e-3)})["ok"]
-    anywhere = attention_check.judged({"ours": (0, 0), "eager": (1, 1), "rounding": (0, 0)}, anywhere=4.1)
-    assert "largest of all heads: 0.00e+00 (bound 2.00e+00)" in anywhere["message"]
+    assert eager.judged({"ours": (1e-4, 1e-3), "eager": (0.0, 0.0), "rounding": (1e-4, 1e-3)})["ok"]
+    anywhere = eager.judged({"ours": (0, 0), "eager": (1, 1), "rounding": (0, 0)}, anywhere=4.1)
+    assert "largest of all: 0.00e+00 (bound 2.00e+00)" in anywhere["message"]
     assert (
         "3 elements are NaN"
-        in attention_check.judged({"ours": (0, 0), "eager": (0, 0), "rounding": (0, 0)}, None, 3)["message"]
+        in eager.judged({"ours": (0, 0), "eager": (0, 0), "rounding": (0, 0)}, None, 3)["message"]
     )
 
 
