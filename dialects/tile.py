@@ -25,7 +25,7 @@ from __future__ import annotations
 from xdsl.ir import Dialect
 
 from emmy.dialects.tile_elements import CastOp, ClusterSumOp, CoordOp, DotOp, FillOp, MapOp, ReduceOp, SqueezeOp
-from emmy.dialects.tile_host import AllocOp, DispatchOp, LaunchOp, ReshapeOp, SmCountOp
+from emmy.dialects.tile_host import AllocOp, DispatchOp, LaunchOp, RequireEqualOp, ReshapeOp, SmCountOp
 from emmy.dialects.tile_kernels import CtaCountOp, CtaIdOp, DimOp, GridOp, KernelOp, LoadOp, ReadOp, SliceOp, StoreOp
 from emmy.dialects.tile_types import ScheduleAttr, TileType, ViewType
 
@@ -36,6 +36,7 @@ Tile = Dialect(
         AllocOp,
         ReshapeOp,
         LaunchOp,
+        RequireEqualOp,
         DispatchOp,
         KernelOp,
         GridOp,

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from math import prod
 from typing import cast
 
-from xdsl.dialects.builtin import ArrayAttr, IndexType, IntAttr, SymbolRefAttr, TensorType
+from xdsl.dialects.builtin import ArrayAttr, IndexType, IntAttr, StringAttr, SymbolRefAttr, TensorType
 from xdsl.ir import Attribute, Operation, SSAValue
 from xdsl.irdl import (
     AttrSizedOperandSegments,
@@ -44,6 +44,24 @@ class AllocOp(IRDLOperation):
         dynamic = sum(s == DYNAMIC for s in self.result.type.get_shape())
         if dynamic != len(self.sizes):
             raise VerifyException(f"alloc of {dynamic} dynamic dimension(s) got {len(self.sizes)} size(s)")
+
+
+@irdl_op_definition
+class RequireEqualOp(IRDLOperation):
+    """Host: a call in which two sizes differ is refused, with `message` and the first of them.
+
+    `tile.require_equal %k, %k_1, "the matmul contracts sizes that must be equal: dimension 1 of 'a' and dimension 1 of 'b'"`.
+    Kernels take the size of one tensor where two agree, and what lies beyond a tensor's bounds is zero to them.
+    """
+
+    name = "tile.require_equal"
+    left = operand_def(IndexType)
+    right = operand_def(IndexType)
+    message = prop_def(StringAttr)
+    assembly_format = "$left `,` $right `,` $message attr-dict"
+
+    def __init__(self, left: SSAValue, right: SSAValue, message: str):
+        super().__init__(operands=[left, right], properties={"message": StringAttr(message)})
 
 
 @irdl_op_definition

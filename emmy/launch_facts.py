@@ -26,7 +26,8 @@ DEFAULT_ALIGN = 16
 
 @dataclass
 class Facts:
-    """What level 1 knows about a function: conditions on `?` sizes, and the work that it does."""
+    """What level 1 knows about a function: conditions on `?` sizes, which its lowering writes down (`tile.require_equal`), and
+    the work that it does."""
 
     checks: list[CheckSpec] = field(default_factory=list[CheckSpec])
     work: dict[str, Any] = field(default_factory=dict[str, Any])
@@ -35,10 +36,11 @@ class Facts:
 def level1_facts(module: ModuleOp) -> dict[str, Facts]:
     """`Facts` of every function of a level-1 module, by name."""
     functions = [op for op in module.body.block.ops if isinstance(op, func.FuncOp)]
-    return {f.sym_name.data: _function_facts(f) for f in functions if len(f.body.blocks) == 1}
+    return {f.sym_name.data: function_facts(f) for f in functions if len(f.body.blocks) == 1}
 
 
-def _function_facts(function: func.FuncOp) -> Facts:
+def function_facts(function: func.FuncOp) -> Facts:
+    """`Facts` of a function of one block."""
     facts = Facts()
     names = argument_names(function)
     shapes: dict[SSAValue, Sizes] = {

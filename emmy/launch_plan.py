@@ -22,7 +22,16 @@ from emmy.dialects.common import DYNAMIC
 from emmy.errors import EmmyError
 from emmy.launch_expressions import ARITHMETIC, Expression, Sizes, ceildiv, floordiv, multiply
 from emmy.launch_facts import DEFAULT_ALIGN, Facts, KernelFacts, argument_names, argument_sizes, fresh_name
-from emmy.launch_specs import DTYPES, ArgumentSpec, BufferSpec, EntrySpec, LaunchSpec, TensorMapSpec, WantedSpec
+from emmy.launch_specs import (
+    DTYPES,
+    ArgumentSpec,
+    BufferSpec,
+    CheckSpec,
+    EntrySpec,
+    LaunchSpec,
+    TensorMapSpec,
+    WantedSpec,
+)
 from emmy.locations import location_of
 
 
@@ -72,6 +81,7 @@ class HostEvaluator:
         self.indices: dict[SSAValue, Expression] = {}
         self.buffers: dict[SSAValue, Buffer] = {}
         self.launches: list[LaunchSpec] = []
+        self.checks: list[CheckSpec] = []
         self.row_major: set[str] = set()
         self.from_level1 = False
         self.returned: list[Buffer] = []
@@ -92,7 +102,7 @@ class HostEvaluator:
             "arguments": [self.argument_spec(buffer) for buffer in arguments],
             "results": [self.buffer_spec(buffer) for buffer in self.returned],
             "temporaries": [self.buffer_spec(buffer) for buffer in allocated if buffer not in self.returned],
-            "checks": facts.checks,
+            "checks": self.checks,
             "launches": self.launches,
         }
         if facts.work:
@@ -137,6 +147,8 @@ class HostEvaluator:
             self.indices[op.result] = self.buffers[op.source].sizes[op.axis.value.data]
         elif isinstance(op, tile.SmCountOp):
             self.indices[op.result] = ["sms"]
+        elif isinstance(op, tile.RequireEqualOp):
+            self.require_equal(op)
         elif isinstance(op, tile.AllocOp):
             self.buffers[op.result] = self.allocate(op)
         elif isinstance(op, tile.ReshapeOp):
@@ -155,6 +167,12 @@ class HostEvaluator:
             self.returned = self.results(op)
         else:
             raise EmmyError(f"'{op.name}' cannot stand in a host function", location_of(op))
+
+    def require_equal(self, op: tile.RequireEqualOp) -> None:
+        """A check of the entry, unless it holds by construction."""
+        left, right = self.indices[op.left], self.indices[op.right]
+        if left != right:
+            self.checks.append({"value": left, "equals": right, "message": op.message.data})
 
     def allocate(self, op: tile.AllocOp) -> Buffer:
         dynamic = iter([self.indices[size] for size in op.sizes])

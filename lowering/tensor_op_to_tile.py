@@ -87,7 +87,14 @@ from emmy.dialects.tile import MapOp as TileMapOp
 from emmy.errors import EmmyError
 from emmy.launch_specs import MAX_SIZE
 from emmy.locations import location_of
-from emmy.lowering.tile_launches import Choice, contraction_size, index_constant, launch_group, size_source
+from emmy.lowering.tile_launches import (
+    Choice,
+    contraction_size,
+    index_constant,
+    launch_group,
+    require_equal_sizes,
+    size_source,
+)
 from emmy.passes.emitter import Emitter
 from emmy.passes.fusion import LEVEL1_OPS, Group, group_ops, live_ops
 from emmy.passes.timed_schedules import SCHEDULE, timed_schedules
@@ -114,6 +121,7 @@ class LowerTensorOp(ModulePass):
 def lower_function(module: ModuleOp, function: func.FuncOp, names: set[str], variants: Sequence[Variant]) -> None:
     """Lower one function; its kernels are added after it. `names` are the module's symbols, kept up to date."""
     ops = _level1_ops(function)
+    require_equal_sizes(function)
     groups = group_ops(ops)
     anchor = _lower_composites(module, function, groups, names, variants)
     groups = [group for group in groups if group.composite is None]

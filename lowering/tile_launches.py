@@ -1,4 +1,5 @@
-"""The host's part of lowering level 1: results are allocated, and of the kernels of a group the one is launched that fits.
+"""The host's part of lowering level 1: sizes that must be equal are compared, results are allocated, and of the kernels of a
+group the one is launched that fits.
 
 Of several schedules of a product the call takes the one that takes least time by `emmy.schedule_table.Timed.time`, which is
 written here as index arithmetic over the sizes of the call and the device's multiprocessors.
@@ -6,18 +7,21 @@ written here as index arithmetic over the sizes of the call and the device's mul
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 
-from xdsl.dialects import arith
+from xdsl.dialects import arith, func
 from xdsl.dialects.builtin import IntegerAttr
 from xdsl.ir import Block, SSAValue
 
 from emmy.dialects.common import DYNAMIC, Index
 from emmy.dialects.tensor_op import MatmulOp, contraction, tensor_type
-from emmy.dialects.tile import AllocOp, DimOp, DispatchOp, GridOp, KernelOp, LaunchOp, SmCountOp
+from emmy.dialects.tile import AllocOp, DimOp, DispatchOp, GridOp, KernelOp, LaunchOp, RequireEqualOp, SmCountOp
 from emmy.errors import EmmyError
+from emmy.launch_facts import argument_names, function_facts
+from emmy.launch_specs import Expression
 from emmy.locations import location_of
 from emmy.passes.emitter import Emitter
 from emmy.passes.fusion import Group
@@ -104,6 +108,49 @@ class Host:
         time = emit.value(arith.MuliOp(waves, each))
         time.name_hint = "time"
         return time
+
+
+EXPRESSIONS: dict[str, type[arith.SignlessIntegerBinaryOperation]] = {
+    "add": arith.AddiOp,
+    "sub": arith.SubiOp,
+    "mul": arith.MuliOp,
+    "min": arith.MinUIOp,
+    "max": arith.MaxUIOp,
+    "ceildiv": arith.CeilDivUIOp,
+    "floordiv": arith.DivUIOp,
+}
+"""Operation of a size expression (`emmy.launch_specs`) -> its op."""
+
+
+def require_equal_sizes(function: func.FuncOp) -> None:
+    """Write down, where a level-1 function begins, which sizes of a call must be equal."""
+    block, facts = function.body.block, function_facts(function)
+    first = block.first_op
+    if first is None or not facts.checks:
+        return
+    emit = Emitter(block, first, anchor=first)
+    arguments = dict(zip(argument_names(function), block.args, strict=True))
+    made: dict[str, SSAValue] = {}
+
+    def value(expression: Expression) -> SSAValue:
+        key = str(expression)
+        if key not in made:
+            made[key] = computed(expression)
+        return made[key]
+
+    def computed(expression: Expression) -> SSAValue:
+        if isinstance(expression, int):
+            return index_constant(emit, expression, f"c{expression}")
+        operation, *operands = expression
+        if operation == "dim":
+            size = emit.value(DimOp(arguments[operands[0]], operands[1]))
+            size.name_hint = "size"
+            return size
+        return functools.reduce(lambda a, b: emit.value(EXPRESSIONS[operation](a, b)), [value(one) for one in operands])
+
+    for check in facts.checks:
+        if "equals" in check:
+            emit(RequireEqualOp(value(check["value"]), value(check["equals"]), check["message"]))
 
 
 def launch_group(block: Block, group: Group, choices: Sequence[Choice]) -> None:

@@ -65,6 +65,9 @@ def _check_argument(entry: str, position: int, type_: TensorType[Attribute], arr
 def _step(module: ModuleOp, op: Operation, values: dict[SSAValue, Any], run_kernel: RunKernel) -> None:
     if isinstance(op, tile.DimOp):
         values[op.result] = cast(Array, values[op.source]).shape[op.axis.value.data]
+    elif isinstance(op, tile.RequireEqualOp):
+        if values[op.left] != values[op.right]:
+            raise EmmyError(f"{op.message.data} (it is {values[op.left]})", location_of(op))
     elif isinstance(op, tile.AllocOp):
         values[op.result] = _allocate(op, [int(values[s]) for s in op.sizes])
     elif isinstance(op, tile.ReshapeOp):

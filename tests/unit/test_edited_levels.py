@@ -63,3 +63,40 @@ def test_a_size_of_the_call_is_no_divisor_if_it_is_0():
     module = emmy.compile(text, "sm_80")
     with pytest.raises(emmy.EmmyError, match="the launch divides 0 by a size that is 0"):
         module.f(np.ones((1, 2, 0, 32), np.float16), np.ones((1, 1, 40, 32), np.float16), device="emulator")
+
+
+SIZES = """func.func @f(%a: tensor<?x?xf16>, %b: tensor<?x?xf16>, %c: tensor<?x?xf16>) -> tensor<?x?xf16> {
+  %p = tensor_op.matmul %a, %b : (tensor<?x?xf16>, tensor<?x?xf16>) -> tensor<?x?xf16>
+  %s = tensor_op.map add %p, %c : (tensor<?x?xf16>, tensor<?x?xf16>) -> tensor<?x?xf16>
+  func.return %s : tensor<?x?xf16>
+}
+"""
+
+
+@pytest.mark.parametrize("stage", ["input", "lower-tensor-op", "lower-tile", "allocate-shared", "ptx"])
+def test_sizes_that_must_be_equal_are_compared_in_texts_of_every_level(stage: str):
+    """What a kernel reads beyond a tensor's bounds is zero: without the comparison a wrong call would give wrong numbers."""
+    options = {"schedule": {"block": [16, 32, 32], "warps": [1, 1], "stages": 2}}
+    text = emmy.compile(SIZES, "sm_80", **options).ir(stage)
+    module = emmy.compile(text, "sm_80", **(options if stage == "input" else {}))
+    a, b, c = np.ones((16, 24), np.float16), np.ones((24, 32), np.float16), np.ones((16, 32), np.float16)
+    assert np.array_equal(module.f(a, b, c, device="emulator"), np.full((16, 32), 25))
+    for wrong, message in (
+        ((a[:, :16].copy(), b, c), r"contracts sizes .* dimension 1 of 'a' and dimension 0 of 'b' \(it is 16\)"),
+        ((a, b, c[:8].copy()), "elementwise operation has operands whose sizes must be equal: dimension 0 of 'c'"),
+        ((a, b, np.ones((16, 24), np.float16)), "dimension 1 of 'c' and dimension 1 of 'b'"),
+    ):
+        with pytest.raises(emmy.EmmyError, match=message):
+            module.f(*wrong, device="emulator")
+
+
+def test_the_interpreters_compare_sizes_too():
+    from emmy.interpreters import level2
+    from emmy.ir import parse_module
+
+    options = {"schedule": {"block": [16, 32, 32], "warps": [1, 1], "stages": 2}}
+    text = parse_module(emmy.compile(SIZES, "sm_80", **options).ir("tile"), "t.mlir")
+    with pytest.raises(emmy.EmmyError, match="the matmul contracts sizes"):
+        level2.run_module(
+            text, "f", [np.ones((16, 16), np.float16), np.ones((24, 32), np.float16), np.ones((16, 32), np.float16)]
+        )

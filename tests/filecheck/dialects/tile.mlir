@@ -52,3 +52,12 @@ tile.kernel @kernel(%a: !tile.view<?x3840xf16, strides [?, 1]>, %b: !tile.view<4
   // CHECK-NEXT:    tile.store %out, %c[%m, %n] : !tile.tile<128x256xf16>, !tile.view<?x4096xf16>
   tile.store %out, %c[%m, %n] : !tile.tile<128x256xf16>, !tile.view<?x4096xf16>
 }
+
+// CHECK:       func.func @sizes(
+func.func @sizes(%a: tensor<?x8xf16>, %b: tensor<?x8xf16>) {
+  %m = tile.dim %a, 0 : tensor<?x8xf16>
+  %n = tile.dim %b, 0 : tensor<?x8xf16>
+  // CHECK:         tile.require_equal %m, %n, "a and b have as many rows"
+  tile.require_equal %m, %n, "a and b have as many rows"
+  func.return
+}

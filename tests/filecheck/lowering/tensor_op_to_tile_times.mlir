@@ -6,11 +6,13 @@
 // over the multiprocessors x steps over K x time of a step. CTAs of a cluster that share a tile all count, and each has a part
 // of the steps.
 // CHECK-LABEL: func.func @mm
-// CHECK:         %size = tile.dim %a, 0
+// CHECK:         %[[k:.*]] = tile.dim %a, 1
+// CHECK-NEXT:    %[[of_b:.*]] = tile.dim %b, 1
+// CHECK-NEXT:    tile.require_equal %[[k]], %[[of_b]], "the matmul contracts sizes of its operands that must be equal: dimension 1 of 'a' and dimension 1 of 'b'"
 // CHECK:         %sms = tile.sm_count
 // CHECK-NEXT:    %waves = arith.ceildivui %[[wide:[^,]*]], %sms : index
-// CHECK:         %[[k:.*]] = tile.dim %a, 1
-// CHECK:         %[[steps:.*]] = arith.ceildivui %[[k]], %c64
+// CHECK:         %[[extent:.*]] = tile.dim %a, 1
+// CHECK:         %[[steps:.*]] = arith.ceildivui %[[extent]], %c64
 // CHECK-NEXT:    %step = arith.constant 3000 : index
 // CHECK-NEXT:    %[[work:.*]] = arith.muli %[[steps]], %step : index
 // CHECK-NEXT:    %time = arith.muli %waves, %[[work]] : index
