@@ -187,3 +187,12 @@ def test_operands_in_registers_are_not_written_while_products_run():
     problem = Schedule(block=(64, 64, 64), warps=(4, 1), atom="wgmma", stagger=1).problem()
     assert problem is not None
     assert "use overlap, not stagger" in problem
+
+
+@pytest.mark.parametrize("depth", [64, 128, 256])
+def test_few_rows_split_their_keys(depth: int):
+    """One warp a CTA, several CTAs a multiprocessor, whose own copies were measured to be faster than TMA's."""
+    schedule = choose_chained_schedule(HOPPER, chain(depth, 8, 2, False))
+    assert (schedule.block[0], schedule.warps, schedule.transport) == (16, (1, 1), "cp_async")
+    assert schedule.splits > 1
+    assert problem_of_chain(schedule, HOPPER, chain(depth, 8, 2, False)) is None
