@@ -18,6 +18,7 @@ from emmy.dialects import async_copy, mma, tensor_op, tile
 from emmy.dialects.common import DYNAMIC
 from emmy.launch_expressions import Expression, Sizes, add, describe, multiply
 from emmy.launch_specs import DTYPES, CheckSpec
+from emmy.passes.alignment import WIDEST, stored_by_vectors
 from emmy.variants import PREFERRED, VARIANT
 
 DEFAULT_ALIGN = 16
@@ -148,7 +149,7 @@ def kernel_facts(module: ModuleOp) -> dict[str, KernelFacts]:
 
 
 def _widest_access(view: SSAValue) -> int:
-    """Bytes. A fragment goes straight to and from memory by pairs of elements at most (`ptx_fragments`)."""
+    """Bytes. A fragment goes straight to and from memory by pairs of elements, or to it by vectors (`ptx_fragments`)."""
     type_ = cast(tile.ViewType, view.type)
     itemsize = DTYPES[str(type_.element_type)].itemsize
     widest = itemsize
@@ -160,6 +161,8 @@ def _widest_access(view: SSAValue) -> int:
             widest = max(widest, DEFAULT_ALIGN)
         elif isinstance(op, tile.SliceOp):
             widest = max(widest, _widest_access(op.result))
+        elif isinstance(op, mma.StoreGlobalOp) and stored_by_vectors(op):
+            widest = max(widest, WIDEST)
         elif isinstance(op, mma.StoreGlobalOp | mma.LoadGlobalOp) and _in_pairs(type_):
             widest = max(widest, 2 * itemsize)
     return widest

@@ -31,6 +31,7 @@ from emmy.lowering.ptx_builder import Builder, Condition, Number
 from emmy.lowering.ptx_clusters import ClusterFragments
 from emmy.lowering.ptx_maps import FragmentMaps, lane_position
 from emmy.lowering.ptx_shapes import FLOAT_DTYPES, Registers, Shape, element_coordinates, shape_of
+from emmy.passes.alignment import VECTOR_COLUMNS, stored_by_vectors
 from emmy.targets import Target
 
 MATRIX = 16
@@ -180,6 +181,9 @@ class Fragments(FragmentMaps):
         if 1 in (shape.rows, shape.cols):
             self._store_vector(shape, registers, view, at, block)
             return
+        if stored_by_vectors(op):
+            self._store_vectors(shape, registers, view, at, block)
+            return
         lanes = lane_position(self.builder, self.lane, shape)
         box = BoxAddresses(b, view, at.indices, lanes)
         rows_left, columns_left = room_of_fragment(b, view, at, (shape.rows, shape.cols), block[:2], lanes)
@@ -192,6 +196,39 @@ class Fragments(FragmentMaps):
                 guard = b.both(inside(b, rows_left, row), inside(b, columns_left, col + part))
                 guards = [] if guard is True else [b.predicate(guard)]
                 b.emit(name, (address.register, *operands, *guards), (address.immediate,))
+
+    def _store_vectors(
+        self, shape: Shape, registers: Registers, view: View, at: TileOffset, block: Sequence[int]
+    ) -> None:
+        """16 bytes a lane: the four lanes of a row, each of which has 4 bytes of four atoms side by side, take an atom each."""
+        b, quarter = self.builder, self.builder.low_bits(self.lane, 3)
+        lanes = b.divide(self.lane, 4), b.mul(quarter, 8)
+        box = BoxAddresses(b, view, at.indices, lanes)
+        left = room_of_fragment(b, view, at, (shape.rows, shape.cols), block[:2], lanes)
+        odd, upper = (b.predicate(b.compare("ne", b.binary("and_b32", self.lane, bit), 0)) for bit in (1, 2))
+        places = element_coordinates(shape.rows, shape.cols, shape.place, shape.atom)[::2]
+        held = dict(zip(places, registers, strict=True))
+        for row, column in sorted(place for place in held if place[1] % VECTOR_COLUMNS == 0):
+            four = [held[row, column + 8 * atom] for atom in range(4)]
+            four = self._exchanged(four, ((0, 1), (2, 3)), 1, odd)
+            four = self._exchanged(four, ((0, 2), (1, 3)), 2, upper)
+            address = box.address(row, column)
+            guard = b.both(inside(b, left[0], row), inside(b, left[1], column))
+            guards = [] if guard is True else [b.predicate(guard)]
+            b.emit("st_global_v4_b32", (address.register, *four, *guards), (address.immediate,))
+
+    def _exchanged(
+        self, values: Registers, pairs: Sequence[tuple[int, int]], lanes: int, second: SSAValue
+    ) -> Registers:
+        """Of each pair of registers, the other lane (so many further) gets the first one of this, if this is the `second`, and
+        gives its own second one for it: one half of a transposition between lanes and registers."""
+        b, found = self.builder, list(values)
+        for one, other in pairs:
+            given = b.emit("selp_b32", (values[one], values[other], second)).results[0]
+            taken = b.emit("shfl_bfly_b32", (given,), (lanes,)).results[0]
+            found[one] = b.emit("selp_b32", (taken, values[one], second)).results[0]
+            found[other] = b.emit("selp_b32", (values[other], taken, second)).results[0]
+        return found
 
     def _store_vector(
         self, shape: Shape, registers: Registers, view: View, at: TileOffset, block: Sequence[int]

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import gcd, lcm, prod
+from typing import cast
 
 from xdsl.dialects import arith, scf
-from xdsl.dialects.builtin import NoneAttr
+from xdsl.dialects.builtin import AnyFloat, NoneAttr
 from xdsl.ir import Block, SSAValue
 
-from emmy.dialects import tile
+from emmy.dialects import mma, tile
 from emmy.dialects.common import DYNAMIC
 from emmy.passes.constants import constant
 
@@ -72,6 +73,25 @@ def stride_divisors(view: tile.ViewType, element_bytes: int) -> list[int]:
             stride = prod(size for size in shape[axis + 1 :] if size != DYNAMIC) if implied else 1
         known.append(lcm(stride, promised))
     return known
+
+
+VECTOR_COLUMNS = 32
+"""Columns of a fragment of 16-bit elements of which the four lanes of a row can have 16 bytes each."""
+
+
+def stored_by_vectors(op: mma.StoreGlobalOp) -> bool:
+    """Whether a fragment goes straight to memory by 16 bytes a lane."""
+    type_, view = cast(mma.FragmentType, op.value.type), cast(tile.ViewType, op.view.type)
+    element = type_.element_type
+    return (
+        isinstance(element, AnyFloat)
+        and element.bitwidth == 16
+        and type_.place.data == "c"
+        and type_.get_shape()[1] % VECTOR_COLUMNS == 0
+        and type_.get_shape()[0] > 1
+        and len(view.get_shape()) > 1
+        and vector_bytes(view, list(op.indices), type_.get_shape(), 2) == WIDEST
+    )
 
 
 def vector_bytes(view: tile.ViewType, indices: Sequence[SSAValue], box: Sequence[int], element_bytes: int) -> int:

@@ -334,3 +334,17 @@ def test_rows_that_see_nothing_give_zeros(columns: int):
     assert blind.any()
     assert (out[..., blind, :] == 0).all()
     assert (statistic[..., blind] == -np.inf).all()
+
+
+@pytest.mark.parametrize(("width", "wide"), [(64, True), (96, True), (88, True), (40, False), (68, False)])
+def test_results_leave_registers_by_16_bytes_a_lane(width: int, wide: bool):
+    """Where the columns of a warp are whole 32s, rows whole 16 bytes; past the last row and column nothing is written."""
+    chain = Chain(rows=21, columns=32, depth=16, width=width, block=(32, 32), warps=2)
+    chain = chain.with_schedule(epilogue="direct", stages=1)
+    module = emmy.compile(chain.text(), "sm_90a")
+    assert ("st.global.v4.b32" in module.ptx) == wide
+    wanted = [spec["wants"] for spec in module.portable_artefact.entry("f")["launches"]]
+    assert {each["o"]["align"] for each in wanted} == {16 if wide else 4}
+    arguments = chain.arguments(0)
+    results, _ = run_on_emulator(module.portable_artefact, "f", arguments)
+    check_close(results, chain.reference(*arguments))
