@@ -39,6 +39,7 @@ from emmy.dialects.async_copy_events import (
     WaitEmptyOp,
     WaitFullOp,
     WaitGroupOp,
+    WaitReleasedOp,
     WarpSyncOp,
 )
 from emmy.dialects.async_copy_protocol import (
@@ -89,8 +90,8 @@ AsyncCopy = Dialect(
         ArriveEmptyOp,
         FenceProxyAsyncOp,
         WarpSyncOp,
-
         ClusterWaitOp,
+        WaitReleasedOp,
         TmaStoreOp,
         BulkCommitOp,
         BulkWaitOp,

@@ -41,6 +41,7 @@ from emmy.dialects.async_copy_rings import (
     CursorType,
     FromSlot,
     IntoSlot,
+    MulticastSlot,
     OfSlot,
     SlotType,
     ring_name,
@@ -192,6 +193,22 @@ class WaitEmptyOp(IRDLOperation):
 
 
 @irdl_op_definition
+class WaitReleasedOp(IRDLOperation):
+    """Wait until every slot that was filled before the cursor has been released: on the empty mbarrier of each slot in turn.
+
+    A role that fills slots of other CTAs ends with it: they have arrived at the mbarriers of this one for the last time.
+    """
+
+    name = "async_copy.wait_released"
+    pipeline = prop_def(PIPE)
+    cursor = operand_def(FILL_CURSOR)
+    assembly_format = "$pipeline `[` $cursor `]` attr-dict"
+
+    def __init__(self, cursor: SSAValue):
+        super().__init__(operands=[cursor], properties={"pipeline": SymbolRefAttr(ring_name(cursor))})
+
+
+@irdl_op_definition
 class ElectOp(IRDLOperation):
     """One lane of the role's first warp runs the body: a uniform branch on the warp number, then `elect.sync`.
 
@@ -241,10 +258,11 @@ class ExpectTxOp(IRDLOperation):
 
 
 @irdl_op_definition
-class TmaLoadOp(IntoSlot):
+class TmaLoadOp(MulticastSlot):
     """Copy a box of a view into a field of a slot by TMA; its bytes, zeros beyond the bounds too, count on the full mbarrier.
 
-    The whole field: a lowering splits it into boxes of at most 256 elements a dimension and one swizzle span across.
+    The whole field: a lowering splits it into boxes of at most 256 elements a dimension and one swizzle span across. `shared`:
+    this CTA's part of the rows, multicast into that slot of all CTAs of the cluster; counted on the full mbarrier of each.
     """
 
     name = "async_copy.tma_load"
@@ -272,7 +290,7 @@ class ArriveFullNoincOp(OfSlot):
 
 @irdl_op_definition
 class ArriveEmptyOp(OfSlot):
-    """One arrival a warp on the slot's empty mbarrier: the warp has read the slot.
+    """One arrival a warp on the slot's empty mbarrier (of a pipeline of a cluster: on that of every CTA): it has read the slot.
 
     An arrive does not wait for earlier ldmatrix: it stands after `warp_sync`, and after `fence_proxy_async` before that where
     TMA refills the slot. No other event or read may stand between.

@@ -28,7 +28,7 @@ from emmy.dialects.async_copy_rings import (
     READ_SLOT,
     CursorType,
     FromSlot,
-    IntoSlot,
+    MulticastSlot,
     OfSlot,
     SlotType,
     ring_name,
@@ -88,8 +88,11 @@ class AcquireOp(IRDLOperation):
 
 
 @irdl_op_definition
-class CopyOp(IntoSlot):
-    """Copy the box at element offsets `indices` of a view into a field of a slot being filled; beyond the bounds: zeros."""
+class CopyOp(MulticastSlot):
+    """Copy the box at element offsets `indices` of a view into a field of a slot being filled; beyond the bounds: zeros.
+
+    `shared`: every CTA of the cluster copies this box at the same time, a part of it, into that slot of all of them.
+    """
 
     name = "async_copy.copy"
 

@@ -107,8 +107,10 @@ class PipelineOp(IRDLOperation):
     """A ring of `stages` slots; each slot holds the fields (name -> tile type, as stored in memory).
 
     `outbound`: results leave through it. `internal`: the consumer fills it, with fragments, and reads it; of a `cluster` of so
-    many CTAs each fills the slots of the others (`mma.scatter`), and reads its own, which is full when all have done so.
-    Written by `lower-transport`: `full_count`, `empty_count` (arrivals that end a phase of a slot's full or empty mbarrier; absent: the ring has no such barriers), `tx_bytes` (bytes that one ticket brings by TMA).
+    many CTAs each fills the slots of the others (`mma.scatter`), and reads its own, which is full when all have done so. Of an
+    inbound pipeline of a cluster some fields are filled by all CTAs (copies that are `shared`), a part by each.
+    Written by `lower-transport`: `full_count`, `empty_count` (arrivals that end a phase of a slot's full or empty mbarrier;
+    absent: the ring has no such barriers), `tx_bytes` (bytes that one ticket brings by TMA, or from other CTAs).
     Written by `allocate-shared`: `base` (bytes from the start of dynamic shared memory), `slot_bytes`, `offsets` (of each field
     in a slot, bytes), `swizzles` (field -> 0, 32, 64 or 128: span of the XOR swizzle), `full_base`, `empty_base` (bytes from the
     start of dynamic shared memory of the mbarriers, 8 bytes each, one a stage).
@@ -169,8 +171,8 @@ class PipelineOp(IRDLOperation):
         if self.outbound is not None and self.internal is not None:
             raise VerifyException("a pipeline is outbound or internal, not both")
         if self.cluster is not None:
-            if self.internal is None or self.stages.value.data != 1:
-                raise VerifyException("a pipeline of a cluster is internal, and has 1 stage")
+            if self.outbound is not None or (self.internal is not None and self.stages.value.data != 1):
+                raise VerifyException("a pipeline of a cluster is inbound, or internal with 1 stage")
             if not 2 <= self.cluster.value.data <= MAX_CLUSTER:
                 raise VerifyException(f"a cluster has 2 to {MAX_CLUSTER} CTAs, got {self.cluster.value.data}")
         for field, type_ in self.fields.data.items():
@@ -296,6 +298,43 @@ class OfSlot(IRDLOperation):
 
     def __init__(self, slot: SSAValue):
         super().__init__(operands=[slot], properties={"pipeline": SymbolRefAttr(ring_name(slot))})
+
+
+def ctas_of(pipeline: PipelineOp) -> int:
+    """CTAs of the cluster that a pipeline is of, or 1."""
+    return 1 if pipeline.cluster is None else pipeline.cluster.value.data
+
+
+class MulticastSlot(IRDLOperation):
+    """A copy of the box at element offsets `indices` of a view into a field of a slot; `shared`: into that slot of all CTAs of
+    the cluster, a part of the rows by each of them."""
+
+    view = operand_def(ViewType)
+    indices = var_operand_def(IndexType)
+    slot = operand_def(SlotType)
+    field = prop_def(StringAttr)
+    shared = opt_prop_def(UnitAttr)
+    assembly_format = (
+        "$view `[` $indices `]` `->` $slot `[` $field `]` (`shared` $shared^)? attr-dict "
+        "`:` type($view) `->` type($slot)"
+    )
+
+    def __init__(
+        self, view: SSAValue, indices: Sequence[SSAValue], slot: SSAValue, field: str, shared: bool = False
+    ):
+        properties = {"field": StringAttr(field), "shared": UnitAttr() if shared else None}
+        super().__init__(operands=[view, indices, slot], properties=properties)
+
+    def verify_(self) -> None:
+        check_copy(self, self.view, self.indices, self.slot, self.field.data)
+        pipeline = find_pipeline(self, ring_name(self.slot))
+        if self.shared is None or pipeline is None:
+            return
+        tile, ctas = pipeline.field(self.field.data), ctas_of(pipeline)
+        if ctas == 1 or pipeline.internal is not None:
+            raise VerifyException(f"pipeline @{ring_name(self.slot)} is none that the CTAs of a cluster fill together")
+        if tile is None or len(tile.get_shape()) != 2 or tile.get_shape()[0] % (8 * ctas):
+            raise VerifyException(f"{ctas} CTAs share multiples of 8 rows of a field, and '{self.field.data}' is {tile}")
 
 
 class IntoSlot(IRDLOperation):

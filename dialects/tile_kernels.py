@@ -13,6 +13,7 @@ from xdsl.dialects.builtin import (
     StringAttr,
     SymbolNameConstraint,
     TensorType,
+    UnitAttr,
     i32,
     i64,
 )
@@ -212,14 +213,18 @@ class CtaCountOp(IRDLOperation):
 
 @irdl_op_definition
 class LoadOp(IRDLOperation):
-    """The tile at element offsets `indices` of a view; elements beyond the view's bounds are zero."""
+    """The tile at element offsets `indices` of a view; elements beyond the view's bounds are zero.
+
+    `shared`: all CTAs of the cluster load this tile, and each reads a part of it for all of them.
+    """
 
     name = "tile.load"
     view = operand_def(ViewType)
     indices = var_operand_def(IndexType)
+    shared = opt_prop_def(UnitAttr)
     result = result_def(TileType)
     traits = traits_def(MemoryReadEffect())
-    assembly_format = "$view `[` $indices `]` attr-dict `:` type($view) `->` type($result)"
+    assembly_format = "$view `[` $indices `]` (`shared` $shared^)? attr-dict `:` type($view) `->` type($result)"
 
     def __init__(self, view: SSAValue, indices: Sequence[SSAValue], result_type: TileType):
         super().__init__(operands=[view, indices], result_types=[result_type])

@@ -39,6 +39,7 @@ DEFAULT: tuple[Step, ...] = (
     Step("tile", "lower-tensor-op", ("tensor_op.matmul", "tensor_op.map", "tensor_op.cast")),
     Step("tile", "split-k", ("tile.dot",)),
     Step("tile", "persistent-grid", ("tile.grid",)),
+    Step("tile", "share-operands", ("tile.dot",)),
     Step("tile", "order-tiles", ("tile.dot",)),
     Step("level3", "lower-tile", ("tile.load", "tile.store")),
     Step("level3", "split-masks", ("mma.coord",)),

@@ -41,6 +41,7 @@ PASSES: dict[str, str] = {
     "lower-raster": "emmy.passes.lower_raster",
     "split-k": "emmy.passes.split_k",
     "persistent-grid": "emmy.passes.persistent_grid",
+    "share-operands": "emmy.passes.share_operands",
     "order-tiles": "emmy.passes.order_tiles",
     "unroll-loops": "emmy.passes.unroll_loops",
     "lower-to-ptx": "emmy.lowering.level3_to_ptx",

@@ -149,6 +149,8 @@ def problem_on_target(
     """
     if schedule.splits:
         return f"splits is for two products in a row, where it is a number of CTAs; this is one product, got {schedule.splits}"
+    if schedule.share != "none" and not target.multicast:
+        return f"share = {schedule.share} needs the multicast of sm_90a, and the target is {target.name}"
     if schedule.split_k > 1:
         if not target.clusters:
             return (

@@ -16,6 +16,7 @@ PROMOTIONS = ("auto", "convert", "identity")
 PARTIALS = ("auto", "slices", "steps")
 ORDERS = ("auto", "grid", "heavy")
 MASKS = ("loops", "guard")
+SHARES = ("none", "a", "b")
 
 WARPGROUP_ATOM = "wgmma"
 """`atom` of products that four warps issue together, 64 rows of a block at a time and all its columns (sm_90a)."""
@@ -32,6 +33,9 @@ EIGHT_BIT_SHARE = "m16n8k32"
 NO_HYBRID_WARPGROUPS = f"atom = {WARPGROUP_ATOM} has no hybrid sums; use accumulate<f32>, or atom = {WARPGROUP_SHARE}"
 """Partial sums would be waited for one by one."""
 
+SHARING_CTAS = 2
+"""CTAs that share the tiles of an operand."""
+
 CHOICES: dict[str, tuple[str, ...]] = {
     "transport": TRANSPORTS,
     "roles": ROLES,
@@ -41,6 +45,7 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "partials": PARTIALS,
     "order": ORDERS,
     "masks": MASKS,
+    "share": SHARES,
 }
 """Fields that hold one word, and the words."""
 
@@ -84,6 +89,8 @@ class Schedule:
     persistent: 1 for as many CTAs as the card runs at once, each of which computes one tile after the other.
     splits: CTAs for each multiprocessor that share the keys of chained products, for a second kernel to combine; 0 for none.
     split_k: CTAs of a cluster that share the contraction of one tile, and add up what they have (`split-k`); 1, 2, 4 or 8.
+    share: the operand whose tiles two CTAs of a cluster read together, each a half for both (`share-operands`); `b` for CTAs
+    below each other, `a` for those beside each other.
     raster: group size of M tiles in CTA order (1 = row-major).
     fragments: operand fragments in flight (2 = double-buffered).
     epilogue: results leave through shared memory (16-byte rows) or straight from registers.
@@ -124,6 +131,7 @@ class Schedule:
     persistent: int = 0
     splits: int = 0
     split_k: int = 1
+    share: str = "none"
     raster: int = 8
     fragments: int = 2
     epilogue: str = "shared"
@@ -187,6 +195,8 @@ class Schedule:
             return "overlap belongs to roles = specialized"
         if self.split_k > 1 and (problem := self._problem_with_split()) is not None:
             return problem
+        if self.share != "none" and (problem := self._problem_with_sharing()) is not None:
+            return problem
         if self.turns and (self.roles == "unified" or self.stagger or self.warps[0] % 2 or self.warps[1] > 1):
             return "turns are for two halves of warps of whole rows: roles = specialized, stagger = 0, warps = (even number, 1)"
         if self.promote % 16 or self.promote < 0:
@@ -208,10 +218,21 @@ class Schedule:
             return "split_k is for tiles that fill less than one wave: it wants persistent = 0"
         return None
 
+    def _problem_with_sharing(self) -> str | None:
+        """What `share` wants of the other fields, or None."""
+        size = self.block[0 if self.share == "a" else 1]
+        if size % 32 or self.block[2] % 32:
+            return f"share = {self.share} copies halves of tiles, of multiples of 16; got {size} x {self.block[2]}"
+        if self.roles == "unified" or self.transport not in ("auto", "tma"):
+            return f"share = {self.share} is multicast by TMA, by a role that fills only: roles = specialized, transport = tma"
+        if self.split_k > 1:
+            return "share and split_k each make a cluster of their own: set one of them"
+        return None
+
     @property
     def cluster(self) -> int:
         """CTAs of a cluster."""
-        return self.split_k
+        return self.split_k if self.share == "none" else SHARING_CTAS
 
     @property
     def fragment_atom(self) -> str:

@@ -15,6 +15,7 @@ from xdsl.dialects.builtin import AnyFloat, ArrayAttr, IntegerAttr, i64
 from xdsl.ir import SSAValue
 
 from emmy.dialects import async_copy, tile
+from emmy.dialects.async_copy_rings import ctas_of
 from emmy.dialects.common import DYNAMIC
 from emmy.errors import EmmyError
 from emmy.layout.algebra import Integers
@@ -64,6 +65,7 @@ class Ring:
     fields: dict[str, SharedField]
     full: Barriers | None = None
     empty: Barriers | None = None
+    ctas: int = 1
 
 
 def make_ring(op: async_copy.PipelineOp) -> Ring:
@@ -79,9 +81,10 @@ def make_ring(op: async_copy.PipelineOp) -> Ring:
         rows = int(np.prod(shape[:-1]))
         layout = shared_layout(rows, shape[-1], element_bytes(type_), cast(Swizzle, span or "none"))
         offset = cast(IntegerAttr, op.offsets.data[name]).value.data
-        fields[name] = SharedField(op.base.value.data + offset, layout, shape, op.cluster is not None)
+        in_blocks = op.cluster is not None and op.internal is not None
+        fields[name] = SharedField(op.base.value.data + offset, layout, shape, in_blocks)
     full, empty = (_barriers(op, name) for name in ("full", "empty"))
-    return Ring(op.stages.value.data, op.slot_bytes.value.data, fields, full, empty)
+    return Ring(op.stages.value.data, op.slot_bytes.value.data, fields, full, empty, ctas_of(op))
 
 
 def _barriers(op: async_copy.PipelineOp, name: str) -> Barriers | None:

@@ -13,12 +13,12 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 from xdsl.dialects import scf
-from xdsl.dialects.builtin import i64
+from xdsl.dialects.builtin import i16, i64
 from xdsl.ir import Block, Operation, Region, SSAValue
 
 from emmy.dialects import async_copy, tile
 from emmy.dialects.async_copy_rings import ring_name
-from emmy.dialects.ptx import TensorMap, tma_load_name, tma_store_name
+from emmy.dialects.ptx import TensorMap, multicast_load_name, tma_load_name, tma_store_name
 from emmy.errors import EmmyError
 from emmy.layout.boxes import Boxes, plan_boxes
 from emmy.locations import location_of
@@ -300,6 +300,17 @@ class EventLowering(LoweredValues):
             with self.branch_on(condition):
                 self.wait(address, offset, parity)
 
+    def wait_released(self, op: async_copy.WaitReleasedOp) -> None:
+        """Wait at each slot's empty mbarrier, from the cursor on, as if all were to be filled once more."""
+        b, ring = self.builder, self.ring_of(op.cursor)
+        place, phase = self.pair(op.cursor)
+        for _ in range(ring.stages):
+            address, offset = self.mbarrier(op, op.cursor, "empty", place)
+            self.wait(address, offset, b.xor(phase, 1))
+            following = b.add(place, MBARRIER_BYTES)
+            wrapped = b.compare("eq", following, ring.stages * MBARRIER_BYTES)
+            place, phase = b.select(wrapped, 0, following), b.select(wrapped, b.xor(phase, 1), phase)
+
     def wait(self, address: SSAValue, offset: int, parity: Number) -> None:
         """Until the phase of this parity has ended."""
         name = "mbarrier_try_wait_parity" if self.target.tma else "mbarrier_test_wait_parity"
@@ -307,10 +318,23 @@ class EventLowering(LoweredValues):
 
     def arrive(self, op: async_copy.ArriveFullOp | async_copy.ArriveEmptyOp) -> None:
         """One lane of each warp arrives."""
+        if isinstance(op, async_copy.ArriveEmptyOp) and self.ring_of(op.slot).ctas > 1:
+            self.arrive_at_all(op)
+            return
         which = "full" if isinstance(op, async_copy.ArriveFullOp) else "empty"
         address, offset = self.mbarrier(op, op.slot, which, self.pair(op.slot)[1])
         first = self.builder.predicate(self.builder.compare("eq", self.lane, 0))
         self.builder.emit("mbarrier_arrive", (address, first, self.builder.constant(0, i64)), (offset,))
+
+    def arrive_at_all(self, op: async_copy.ArriveEmptyOp) -> None:
+        """As many lanes of each warp arrive as the cluster has CTAs, each in one of them."""
+        b, ctas = self.builder, self.ring_of(op.slot).ctas
+        _, offset = self.mbarrier(op, op.slot, "empty", 0)
+        rank = b.low_bits(self.lane, ctas - 1)
+        there = b.pure("mapa", b.pure("shared_base"), rank)
+        address = b.register(b.add(there, self.pair(op.slot)[1]))
+        each = b.predicate(b.compare("lt", self.lane, ctas))
+        b.emit("mbarrier_arrive_remote", (address, each), (offset,))
 
     def arrive_full_noinc(self, op: async_copy.ArriveFullNoincOp) -> None:
         """Each thread arrives when its cp.asyncs have landed."""
@@ -346,8 +370,11 @@ class EventLowering(LoweredValues):
         field = self.ring_of(op.slot).fields[op.field.data]
         if isinstance(op, async_copy.TmaStoreOp) and field.layout.padded_cols != field.layout.cols:
             raise EmmyError("a TMA store would write the padding of the tile's rows too", location_of(op))
+        shape = field.shape
+        if isinstance(op, async_copy.TmaLoadOp) and op.shared is not None:
+            shape = (shape[0] // self.ring_of(op.slot).ctas, shape[1])
         try:
-            return plan_boxes(field.shape, len(op.indices), field.layout)
+            return plan_boxes(shape, len(op.indices), field.layout)
         except EmmyError as error:
             raise EmmyError(error.message, location_of(op)) from None
 
@@ -378,6 +405,11 @@ class EventLowering(LoweredValues):
         b, (field, slot) = self.builder, self.place(op.slot, op.field.data)
         boxes, indices = self.boxes(op), self.offsets(op.indices)
         tensor_map = self.map_of(op, boxes)
+        if isinstance(op, async_copy.TmaLoadOp) and op.shared is not None:
+            ctas = self.ring_of(op.slot).ctas
+            first = b.mul(b.low_bits(b.pure("ctaid_x"), ctas - 1), field.shape[0] // ctas)
+            indices = [*indices[:-2], b.add(indices[-2], first), indices[-1]]
+            slot = b.add(slot, b.mul(first, field.layout.row_bytes))
         base = b.pure("shared_base")
         known = field.start + slot if isinstance(slot, int) else field.start
         address = base if isinstance(slot, int) else b.register(b.add(base, slot))
@@ -390,9 +422,12 @@ class EventLowering(LoweredValues):
         space = "shared_cta" if float(self.target.ptx_version) >= CTA_SHARED_SINCE else "shared_cluster"
         barrier, offset = self.mbarrier(op, op.slot, "full", self.pair(op.slot)[1])
         self.builder.comment(f"TMA into @{ring_name(op.slot)}.{op.field.data}")
+        mask: list[SSAValue] = []
+        if op.shared is not None:
+            mask = [self.builder.constant((1 << self.ring_of(op.slot).ctas) - 1, i16)]
         for tensor_map, at, address, immediate in self.transfers(op):
-            name = tma_load_name(len(at), space)
-            self.emit_elected(name, (address, tensor_map, *at, barrier), (immediate, offset))
+            name = multicast_load_name(len(at)) if mask else tma_load_name(len(at), space)
+            self.emit_elected(name, (address, tensor_map, *at, barrier, *mask), (immediate, offset))
 
     def tma_store(self, op: async_copy.TmaStoreOp) -> None:
         """One store a box."""
@@ -429,7 +464,8 @@ def _check_bytes(op: async_copy.ElectOp, lowering: EventLowering) -> None:
         if isinstance(event, async_copy.ExpectTxOp):
             expected[event.slot] = expected.get(event.slot, 0) + event.bytes.value.data
         elif isinstance(event, async_copy.TmaLoadOp):
-            brought[event.slot] = brought.get(event.slot, 0) + lowering.boxes(event).total_bytes
+            ctas = 1 if event.shared is None else lowering.ring_of(event.slot).ctas
+            brought[event.slot] = brought.get(event.slot, 0) + lowering.boxes(event).total_bytes * ctas
     for slot, count in expected.items():
         if brought.get(slot, count) != count:
             raise EmmyError(f"the slot expects {count} bytes and its TMA loads bring {brought[slot]}", location_of(op))
@@ -455,6 +491,7 @@ EVENTS: dict[type[Operation], Convert] = {
     async_copy.FenceProxyAsyncOp: EventLowering.fence_proxy_async,
     async_copy.WaitFullOp: EventLowering.wait_full,
     async_copy.WaitEmptyOp: EventLowering.wait_empty,
+    async_copy.WaitReleasedOp: EventLowering.wait_released,
     async_copy.ArriveFullOp: EventLowering.arrive,
     async_copy.ArriveEmptyOp: EventLowering.arrive,
     async_copy.ArriveFullNoincOp: EventLowering.arrive_full_noinc,

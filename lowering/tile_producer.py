@@ -52,7 +52,7 @@ class ProducerHalf:
         for load, name in ring.fields.items():
             indices = [self.values.get(index, index) for index in load.indices]
             view = self.values.get(load.view, load.view)
-            emit.at(load)(async_copy.CopyOp(view, indices, slot, name))
+            emit.at(load)(async_copy.CopyOp(view, indices, slot, name, shared=load.shared is not None))
         emit(async_copy.CommitOp(slot))
 
     def loop(self, op: scf.ForOp, emit: Emitter) -> None:

@@ -36,8 +36,8 @@ class LowerTile(ModulePass):
     names them.
 
     Guarantees:
-    * each load is a field of an inbound pipeline; loads of one loop body with one place of last use share a pipeline
-      with the schedule's `stages`, loads outside loops have pipelines of one slot;
+    * each load is a field of an inbound pipeline (of the cluster, if it is `shared`); loads of one loop body with one place of
+      last use share a pipeline with the schedule's `stages`, loads outside loops have pipelines of one slot;
     * a slot is waited for just before its first use and released just after its last one; every pipeline is drained at
       the end of the producer, and in the consumer after the outermost op that uses it;
     * a tile value is a fragment of place c: rows split over warp axis 0, columns over axis 1, sizes of 1 held by all; what
@@ -94,7 +94,9 @@ def lower_kernel(kernel: tile.KernelOp, limit: int) -> None:
     old = [op for op in kernel.block.ops if op not in plan.staying]
     top = Emitter(kernel.block, kernel, kernel.block.first_op)
     for ring in plan.rings:
-        top.at(ring.filled_at)(async_copy.PipelineOp(ring.name, ring.stages, ring.field_types))
+        together = any(load.shared is not None for load in ring.fields)
+        ctas = plan.schedule.cluster if together else 1
+        top.at(ring.filled_at)(async_copy.PipelineOp(ring.name, ring.stages, ring.field_types, cluster=ctas))
     for out in plan.outbound.values():
         top.at(out.store)(async_copy.PipelineOp(out.name, out.slots, {out.field: out.type}, outbound=True))
     for one in plan.exchanges.values():

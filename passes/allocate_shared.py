@@ -118,7 +118,7 @@ def lay_out(ring: async_copy.PipelineOp) -> None:
         layout = field_layout(cast(tile.TileType, type_))
         at = round_up(at, layout.alignment)
         # What the CTAs of a cluster exchange lies as it does in registers.
-        swizzle = 0 if ring.cluster is not None else layout.swizzle
+        swizzle = 0 if ring.cluster is not None and ring.internal is not None else layout.swizzle
         offsets[name], swizzles[name] = IntegerAttr(at, i64), IntegerAttr(swizzle, i64)
         at += layout.size_bytes
         alignment = max(alignment, layout.alignment)

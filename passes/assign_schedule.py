@@ -61,6 +61,7 @@ SCALARS = (
     "producer_regs",
     "consumer_regs",
     "split_k",
+    "share",
     "raster",
     "fragments",
     "epilogue",
@@ -119,6 +120,7 @@ class AssignSchedule(ModulePass):
     persistent: int = -1
     splits: int = -1
     split_k: int = 0
+    share: str = ""
     spills: int = -1
     raster: int = 0
     fragments: int = 0

@@ -14,7 +14,7 @@ from xdsl.passes import ModulePass
 
 from emmy.dialects import async_copy as ac
 from emmy.dialects import mma
-from emmy.dialects.async_copy_rings import ring_name
+from emmy.dialects.async_copy_rings import ctas_of, ring_name
 from emmy.dialects.tensor_op import EIGHT_BITS
 from emmy.dialects.tile import KernelOp, TileType, ViewType
 from emmy.passes.alignment import vector_bytes
@@ -56,6 +56,9 @@ class LowerTransport(ModulePass):
 
     Results leave by plain stores after a barrier, or by TMA: proxy fence, barrier, elected store, bulk commit; the slot is
     acquired again after an elected `bulk_wait .. read` and a barrier.
+
+    Where the CTAs of a cluster fill slots together, by TMA only, by a role that does nothing else, that role begins when all of
+    them have begun (`cluster_wait`), and ends when all slots are empty again; a release arrives at the empty mbarriers of all.
 
     Where the CTAs of a cluster fill each other's slots, an acquire waits until all of them have begun (`cluster_wait`), and says
     how many bytes the others will write into this CTA's slot (`expect_tx`); a wait is one for its full mbarrier, on which these
@@ -123,7 +126,8 @@ def _moves(kernel: KernelOp, kind: str, strict: bool) -> dict[Operation, type[Mo
     for op in kernel.walk():
         if isinstance(op, ac.CopyOp):
             read_in_place = (ring_name(op.slot), op.field.data) in in_place
-            by_tma = (kind == "tma" or read_in_place) and _by_tma(op, strict or read_in_place, read_in_place)
+            strict_here = strict or read_in_place or op.shared is not None
+            by_tma = (kind == "tma" or read_in_place) and _by_tma(op, strict_here, read_in_place)
             by_cp_async = kind != "plain" and width(op) in CP_ASYNC_BYTES
             moves[op] = ac.TmaLoadOp if by_tma else ac.CpAsyncOp if by_cp_async else ac.PlainCopyOp
         elif isinstance(op, ac.StoreOp):
@@ -175,6 +179,8 @@ class _Lowering:
         self.ways = {ring: self._way(ring, op) for ring, op in self.pipelines.items()}
         loads = [op for op in kernel.walk() if isinstance(op, mma.LoadOp)]
         self.read_by_lanes = {ring_name(op.slot) for op in loads if op.in_place is None}
+        for ring, pipeline in self.pipelines.items():
+            self._check_sharing(ring, pipeline)
         self._activate()
         self.tickets = {ring: self._ticket_bytes(ring) for ring in self.pipelines}
         for ring in self.pipelines:
@@ -195,8 +201,15 @@ class _Lowering:
             cp_async=ac.CpAsyncOp in kinds,
             plain=bool(kinds & {ac.PlainCopyOp, ac.PlainStoreOp}),
             apart=not outbound and self.fillers.get(ring) is not self.readers.get(ring),
-            cluster=pipeline.cluster is not None,
+            cluster=pipeline.cluster is not None and pipeline.internal is not None,
         )
+
+    def _check_sharing(self, ring: str, pipeline: ac.PipelineOp) -> None:
+        """What CTAs fill together is filled by TMA, by a role that does nothing else, and everything in it."""
+        way = self.ways[ring]
+        together = pipeline.cluster is not None and pipeline.internal is None
+        if together and (not way.apart or not way.tma or way.cp_async or way.plain):
+            fail(pipeline, f"pipeline @{ring} of a cluster is filled by TMA only, by another role than reads it")
 
     def _activate(self) -> None:
         """A role that only fills, and by TMA only, runs in one warp: another one could fall a phase behind."""
@@ -239,7 +252,7 @@ class _Lowering:
             full += WARP * warps * way.cp_async + warps * self._all_arrive(ring)
             readers = self.readers.get(ring)
             if readers is not None:
-                pipeline.empty_count = IntegerAttr(readers.active_warps, i64)
+                pipeline.empty_count = IntegerAttr(readers.active_warps * ctas_of(pipeline), i64)
         pipeline.full_count = IntegerAttr(full, i64)
         if way.tma or way.cluster:
             pipeline.tx_bytes = IntegerAttr(self.tickets[ring], i64)
@@ -249,6 +262,7 @@ class _Lowering:
     def lower(self, role: ac.RoleOp) -> None:
         """Put events in the place of a role's protocol ops."""
         self._check_clusters(role)
+        self._end_together(role)
         needs = Completion(self.ways).run(role.body.block)
         loads = _last_loads(role, self.moves)
         for op in list(role.walk()):
@@ -258,6 +272,21 @@ class _Lowering:
                 self._replace(op, needs.get(op, Need()), Emitter(block, op, op), loads)
                 op.detach()
                 op.erase()
+
+    def _end_together(self, role: ac.RoleOp) -> None:
+        """A role that fills slots of all CTAs of a cluster, or releases them, begins when all of them have begun; one that fills
+        ends when none of them arrives at the mbarriers of this CTA any more: when every slot has been released by all."""
+        waited = False
+        for op in list(role.body.block.ops):
+            ring = ring_of(op)
+            if ring is None or self.pipelines[ring].cluster is None or self.ways[ring].cluster:
+                continue
+            if isinstance(op, ac.BeginFillOp | ac.BeginReadOp):
+                if not waited:
+                    Emitter(role.body.block, op, op)(ac.ClusterWaitOp())
+                waited = True
+            elif isinstance(op, ac.DrainOp) and self.fillers.get(ring) is role:
+                Emitter(role.body.block, op, op)(ac.WaitReleasedOp(_last_cursor(op, ring)))
 
     def _check_clusters(self, role: ac.RoleOp) -> None:
         """A slot that other CTAs fill is filled once."""
@@ -313,7 +342,8 @@ class _Lowering:
         elif op in loads:
             # All of a ticket's loads at the place of the last one, where all their offsets are known.
             expect = ac.ExpectTxOp(op.slot, self.tickets[ring_name(op.slot)])
-            _elect(emit, [expect, *(ac.TmaLoadOp(c.view, list(c.indices), c.slot, c.field.data) for c in loads[op])])
+            copies = loads[op]
+            _elect(emit, [expect, *(_tma_load(copy) for copy in copies)])
 
     def _store(self, op: ac.StoreOp, emit: Emitter) -> None:
         if self.moves[op] is ac.TmaStoreOp:
@@ -345,6 +375,21 @@ class _Lowering:
             emit(ac.FenceProxyAsyncOp())
         emit(ac.WarpSyncOp())
         emit(ac.ArriveEmptyOp(op.slot))
+
+
+def _tma_load(op: ac.CopyOp) -> ac.TmaLoadOp:
+    return ac.TmaLoadOp(op.view, list(op.indices), op.slot, op.field.data, shared=op.shared is not None)
+
+
+def _last_cursor(drain: ac.DrainOp, ring: str) -> SSAValue:
+    """The cursor of a ring that a role is left with when it drains it."""
+    before = drain.prev_op
+    while before is not None:
+        for value in before.results:
+            if isinstance(value.type, ac.CursorType) and ring_name(value) == ring:
+                return value
+        before = before.prev_op
+    fail(drain, f"pipeline @{ring} is drained before it is filled")
 
 
 def _rings(role: ac.RoleOp, kind: type[ac.AcquireOp | ac.WaitOp]) -> set[str]:

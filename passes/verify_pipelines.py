@@ -194,7 +194,7 @@ def _walk(value: SSAValue, block: Block, consumed: bool, in_loop: bool) -> bool:
 def _consumes(op: Operation, value: SSAValue) -> bool:
     if isinstance(op, ac.CommitOp | ac.ReleaseOp | scf.YieldOp):
         return True
-    if isinstance(op, ac.WaitFullOp | ac.WaitEmptyOp):
+    if isinstance(op, ac.WaitFullOp | ac.WaitEmptyOp | ac.WaitReleasedOp):
         return False  # `slot` moves the cursor on
     return isinstance(op, scf.ForOp) or is_cursor(value)
 

@@ -211,6 +211,8 @@ def decode_mbarrier_arrive(spelling: Spelling) -> Operation:
 
         def execute(low: int, high: int, mask: Array | None) -> None:
             bits = machine.lane_bits(low, high, mask)
+            # First, so that who waits for the arrivals knows that they have been made, in whatever CTA the mbarrier is.
+            flat = addresses(low, high, mask)
             clocks = {
                 warp: machine.clocks.publish(warp, bits[warp - low], int(machine.live_bits[warp]))
                 for warp in range(low, high)
@@ -224,7 +226,6 @@ def decode_mbarrier_arrive(spelling: Spelling) -> Operation:
                     amount = 1
                 return machine.mbarriers.arrive(at, barrier, amount, clocks[warp], warp, lane)
 
-            flat = addresses(low, high, mask)
             phases = _each_lane(machine, flat, low, high, mask, arrive)
             lanes = machine.lanes(low, high, mask)
             for warp in clocks:

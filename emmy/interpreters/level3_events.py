@@ -242,7 +242,14 @@ class EventMachine(Machine):
         if warp.synced <= loaded:
             self.fault(warp, f"arrives on the empty mbarrier of @{name} without warp_sync since it read the slot")
         if warp.share == warp.index:
-            self.signal(warp, "empty", slot)
+            for machine, ring in zip(self.cluster, self.rings_of(slot.ring), strict=False):
+                cast(EventMachine, machine).signal(warp, "empty", Slot(ring, slot.side, slot.ticket))
+
+    def cannot_end(self, warp: Warp, name: str, cursor: int) -> str | None:
+        """Every slot that was filled before the cursor is released."""
+        stages = self.rings[name].stages
+        reasons = (self.cannot_wait_for(warp, "empty", name, cursor + number) for number in range(stages))
+        return next((reason for reason in reasons if reason), None)
 
     def arrive_full_noinc(self, warp: Warp, slot: Slot | None) -> None:
         """One arrival a thread, when all cp.asyncs that it has issued have landed."""
@@ -330,6 +337,14 @@ class EventMachine(Machine):
             barrier.settle()
 
         flight.on_landing = landed
+
+    def tma_load_shared(self, warp: Warp, view: Array, at: Sequence[int], slot: Slot | None, name: str) -> None:
+        """This CTA's part of a field, for every CTA; its bytes count on the full barrier of each when they land there."""
+        if slot is None:
+            self.fault(warp, "copies into a slot that was not acquired (its condition was false)")
+        for machine, _, flight in self.multicast(warp, view, at, slot, name, whole=True):
+            cast(EventMachine, machine).give(warp, flight, slot)
+            self.launch(flight)
 
     def tma_store(self, warp: Warp, slot: Slot, name: str, view: Array, at: Sequence[int]) -> None:
         """The whole field, read some time before the bulk group is done."""

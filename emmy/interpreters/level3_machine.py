@@ -128,6 +128,21 @@ class Machine:
             piece = value[:, number * columns : (number + 1) * columns].copy()
             yield machine, Flight(cells, (slot.stage, slice(first, first + len(value))), piece, slot.ticket)
 
+    def multicast(
+        self, warp: Warp, view: Array, at: Sequence[int], slot: Slot, name: str, whole: bool = False
+    ) -> Iterator[tuple[Machine, Ring, Flight]]:
+        """This CTA's part of the rows of a shared copy (of that, this warp's share, or all), on its way to each CTA."""
+        rank = self.cluster.index(self)
+        for machine, ring in zip(self.cluster, self.rings_of(slot.ring), strict=True):
+            cells = ring.fields[name]
+            rows = cells.shape[0] // len(self.cluster)
+            share, shares = (0, 1) if whole else (warp.share, warp.shares)
+            first = rank * rows
+            place = [*at[:-2], at[-2] + first, at[-1]]
+            value = read_box(view, place, (rows, cells.shape[1]), share, shares)
+            lines = slice(first + share, first + rows, shares)
+            yield machine, ring, Flight(cells, (slot.stage, lines), value, slot.ticket)
+
     # ---- common ------------------------------------------------------------------------------------------------------
 
     def take(self, warp: Warp, ring: str, side: str, cursor: int) -> Slot:
@@ -246,7 +261,8 @@ class ProtocolMachine(Machine):
         before = cursor - ring.stages
         done = (ring.committed if ring.outbound else ring.released).get(before, 0)
         wanted = ring.fillers if ring.outbound else ring.readers
-        if before < 0 or done == wanted:
+        others = [one for one in self.rings_of(ring) if one.released.get(before, 0) < one.readers]
+        if before < 0 or (done == wanted and (ring.cluster == 1 or not others)):
             return None
         return f"acquire @{name}: ticket {before} in its slot is given back by {done} of {wanted} warps"
 
@@ -268,6 +284,13 @@ class ProtocolMachine(Machine):
         flight = self.flight(warp, view, at, held, name)
         held.ring.flights.setdefault(held.ticket, []).append(flight)
         self.launch(flight)
+
+    def copy_shared(self, warp: Warp, view: Array, at: Sequence[int], slot: Slot | None, name: str) -> None:
+        """Issue a copy into an acquired slot of every CTA."""
+        held = self.holds(warp, slot, "copies into")
+        for _, ring, flight in self.multicast(warp, view, at, held, name):
+            ring.flights.setdefault(held.ticket, []).append(flight)
+            self.launch(flight)
 
     def commit(self, warp: Warp, slot: Slot | None, taken: bool) -> None:
         """The warp has issued all its copies into the slot (outbound: has stored it)."""
@@ -357,7 +380,9 @@ class ProtocolMachine(Machine):
         if ring.outbound or (name, "read") in warp.next:
             return None
         open_tickets = [
-            t for t in range(max(0, filled - ring.stages), filled) if ring.released.get(t, 0) < ring.readers
+            t
+            for t in range(max(0, filled - ring.stages), filled)
+            if any(one.released.get(t, 0) < one.readers for one in self.rings_of(ring))
         ]
         if open_tickets:
             return f"drain @{name}: acquired {filled}, ticket {open_tickets[0]} is not released"

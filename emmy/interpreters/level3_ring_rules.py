@@ -52,10 +52,19 @@ def _copy(method: str) -> Rule:
     return rule
 
 
-RING_RULES[ac.CopyOp] = _copy("copy")
+def _multicast(method: str) -> Rule:
+    """The same, of a part of the box for all CTAs of the cluster where it is shared."""
+
+    def rule(w: Writer, op: ac.CopyOp | ac.TmaLoadOp) -> None:
+        _copy(method if op.shared is None else f"{method}_shared")(w, op)
+
+    return rule
+
+
+RING_RULES[ac.CopyOp] = _multicast("copy")
 RING_RULES[ac.CpAsyncOp] = _copy("cp_async")
 RING_RULES[ac.PlainCopyOp] = _copy("plain_copy")
-RING_RULES[ac.TmaLoadOp] = _copy("tma_load")
+RING_RULES[ac.TmaLoadOp] = _multicast("tma_load")
 
 
 @rule_of(RING_RULES, ac.CommitOp)
@@ -171,6 +180,12 @@ def _wait_empty(w: Writer, op: ac.WaitEmptyOp) -> None:
     w.mark(op)
     taken = w.name(op.predicate) if op.predicate else "True"
     w.put(f"while {taken} and (why := M.cannot_wait_for(W, 'empty', {_ring(op)}, {w.name(op.cursor)})): yield why")
+
+
+@rule_of(RING_RULES, ac.WaitReleasedOp)
+def _wait_released(w: Writer, op: ac.WaitReleasedOp) -> None:
+    w.mark(op)
+    w.put(f"while (why := M.cannot_end(W, {_ring(op)}, {w.name(op.cursor)})): yield why")
 
 
 def _arrival(method: str) -> Rule:

@@ -50,6 +50,7 @@ offsets = {c = 0 : i64}, swizzles = {c = 128 : i64}}
     async_copy.plain_store %s["a"] -> %a[%z, %z] bytes 8 : !async_copy.slot<@ab, fill> -> !tile.view<?x64xf16>
     async_copy.wait_empty @ab[%f1]
     async_copy.wait_empty @ab[%f1] if %p
+    async_copy.wait_released @ab[%f1]
     async_copy.elect {
       async_copy.expect_tx @ab, %s bytes 16384
       async_copy.tma_load %a[%z, %z] -> %s["a"] : !tile.view<?x64xf16> -> !async_copy.slot<@ab, fill>
@@ -114,6 +115,18 @@ BROKEN = {
     "TMA outside of elect": (
         ACQUIRE + f'async_copy.tma_load %a[%z, %z] -> %s["a"] : !tile.view<64x64xf16> -> {SLOT}',
         "it stands in async_copy.elect",
+    ),
+    "a cluster's pipeline that results leave through": (
+        "async_copy.pipeline @p stages 1 {a = !tile.tile<8x8xf16>} outbound cluster 2",
+        "a pipeline of a cluster is inbound, or internal with 1 stage",
+    ),
+    "CTAs of a cluster": (
+        "async_copy.pipeline @p stages 1 {a = !tile.tile<8x8xf16>} internal cluster 16",
+        "a cluster has 2 to 8 CTAs, got 16",
+    ),
+    "a shared copy of one CTA": (
+        ACQUIRE + f'async_copy.copy %a[%z, %z] -> %s["a"] shared : !tile.view<64x64xf16> -> {SLOT}',
+        "pipeline @ab is none that the CTAs of a cluster fill together",
     ),
     "no stages": (
         "async_copy.pipeline @p stages 0 {a = !tile.tile<8x8xf16>}",
