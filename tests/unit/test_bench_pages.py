@@ -75,12 +75,15 @@ def test_decisions_are_compared_with_the_tables_choice_of_their_class_of_atoms()
 
     cases = [
         variant("A", 100.0, atom="m16n8k16", spills=8) | {"name": "A t", "variant": "t"},
-        variant("A", 80.0, atom="m16n8k16", spills=8, lazy=0),
+        variant("A", 80.0, atom="m16n8k16", spills=8, lazy=0) | {"spills": 8},
+        variant("A", 80.0, atom="m16n8k16", lazy=0, unroll=2),
         variant("A", 50.0, atom="wgmma") | {"name": "A w", "variant": "w"},
         variant("B", 50.0, atom="m16n8k16", lazy=0),
     ]
     first, second = attention_page.ablation_tables([Run(cases=cases)])
-    assert first.splitlines()[2:] == ["| the table's choice | 100.0 us |", "| `lazy = 0` | 80.0 (1.250) |"]
+    lines = first.splitlines()
+    assert lines[2] == "| the table's choice | 100.0 us |  |"
+    assert lines[3] == "| always rescaling (`lazy = 0`) | 80.0 (1.250)* | no: products hide the slots |"
     assert second.splitlines()[2:] == ["| the table's choice | 50.0 us |"]
     assert attention_page.decision({"atom": "wgmma", "block": [64, 64], "lazy": 0}) == "block = 64x64, lazy = 0"
 
