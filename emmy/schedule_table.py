@@ -178,10 +178,27 @@ def _eight_bits(candidate: Candidate) -> Candidate:
 # four). The other rows relate to each other as those of f16 do.
 _EIGHT_BIT_WGMMA = Candidate(replace(_WGMMA, block=(128, 256, 128), stages=3), 1.44)
 
+# mma.sync of 8 bits is two products of f16 on Hopper, whose operands are unpacked in registers: ptxas spills where a warp has
+# 64 x 64 sums. It is for rows that TMA does not take.
+_EIGHT_BIT_UNPACKED = _tiles(
+    ((128, 128, 128), (2, 4), 3, 0.92),
+    ((64, 128, 128), (2, 4), 4, 0.75),
+    ((64, 64, 128), (2, 2), 5, 0.55),
+    base=Schedule(transport="cp_async", atom=EIGHT_BIT_SHARE),
+)
+
 EIGHT_BIT_CANDIDATES: dict[str, tuple[Candidate, ...]] = {
-    target: (*map(_eight_bits, candidates[:1]), *own, *map(_eight_bits, candidates[1:]))
-    for target, own in (("sm_89", ()), ("sm_90a", (_EIGHT_BIT_WGMMA,)), ("sm_120a", ()))
-    for candidates in (CANDIDATES[target],)
+    "sm_89": tuple(map(_eight_bits, CANDIDATES["sm_89"])),
+    "sm_90a": _transported(
+        "sm_90a",
+        (
+            *map(_eight_bits, _LARGE_SHARED_WGMMA[:1]),
+            _EIGHT_BIT_WGMMA,
+            *map(_eight_bits, _LARGE_SHARED_WGMMA[1:]),
+            *_EIGHT_BIT_UNPACKED,
+        ),
+    ),
+    "sm_120a": tuple(map(_eight_bits, CANDIDATES["sm_120a"])),
 }
 """The schedules of products of 8-bit operands."""
 
@@ -197,7 +214,8 @@ _EIGHT_BIT_HYBRID = _tiles(
 EIGHT_BIT_HYBRID_CANDIDATES: dict[str, tuple[Candidate, ...]] = {
     target: (
         *(
-            replace(c, rate=0.9 * c.rate)
+            # In partials of less than a slot's K, 192 columns are too many for ptxas (C7512).
+            replace(c, rate=0.9 * c.rate, least_partial=128 if c.schedule.block[1] == 192 else 0)
             for c in rows
             if c.schedule.atom == WARPGROUP_ATOM and c.schedule.block[1] <= 192 and c.schedule.split_k == 1
         ),

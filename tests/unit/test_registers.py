@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import pytest
 
 import emmy
 from emmy.assemble import find_tool
 from emmy.errors import EmmyError
-from emmy.schedule_table import CANDIDATES, HYBRID_CANDIDATES, SPILLS, Product, choose_schedule
+from emmy.schedule_table import (
+    CANDIDATES,
+    EIGHT_BIT_CANDIDATES,
+    EIGHT_BIT_HYBRID_CANDIDATES,
+    HYBRID_CANDIDATES,
+    SPILLS,
+    Product,
+    choose_schedule,
+)
 from emmy.schedules import ROLES, TRANSPORTS
 from emmy.targets import TARGETS, get_target
 
@@ -57,6 +65,40 @@ def test_what_is_left_to_the_table_is_kept_in_registers(target: str, roles: str)
                 assert module.assembled
             except EmmyError as error:
                 spilled.append((transport, layout, policy, element, error.message))
+    assert spilled == []
+
+
+EIGHT_BITS = """func.func @mm(%a: tensor<{a}xf8E4M3FN>, %b: tensor<{b}xf8E5M2>) -> tensor<{c}xbf16> {{
+  %c = tensor_op.matmul %a, %b transpose_b : (tensor<{a}xf8E4M3FN>, tensor<{b}xf8E5M2>) -> tensor<{c}xbf16>
+  func.return %c : tensor<{c}xbf16>
+}}"""
+EIGHT_BIT_LAYOUTS = {
+    "static": ("4096x4096", "4096x4096", "4096x4096"),
+    "8-byte rows": ("4096x4088", "4096x4088", "4096x4096"),
+    "odd rows": ("?x4095", "4096x4095", "?x4096"),
+    "all at run time": ("?x?", "?x?", "?x?"),
+}
+
+
+@pytest.mark.skipif(find_tool("ptxas") is None, reason="ptxas is not installed")
+@pytest.mark.parametrize("policy", ["f32", "hybrid, max_k = 128", "hybrid, max_k = 32"])
+@pytest.mark.parametrize("target", EIGHT_BIT_CANDIDATES)
+def test_products_of_8_bits_are_kept_in_registers(target: str, policy: str):
+    """The table's choice for each layout, and each of its rows: no spill, no message about wgmma."""
+    table = EIGHT_BIT_CANDIDATES if policy == "f32" else EIGHT_BIT_HYBRID_CANDIDATES
+    longest = 32 if policy.endswith("32") else 128
+    rows = [asdict(row.schedule) for row in table[target] if row.least_partial <= longest]
+    asked = [(layout, {}) for layout in EIGHT_BIT_LAYOUTS] + [("static", row) for row in rows]
+    spilled, seen = [], set()
+    for layout, schedule in asked:
+        a, b, c = EIGHT_BIT_LAYOUTS[layout]
+        module = emmy.compile(EIGHT_BITS.format(a=a, b=b, c=c), target, accumulate=policy, schedule=schedule)
+        if module.ptx not in seen:
+            seen.add(module.ptx)
+            try:
+                assert module.assembled
+            except EmmyError as error:
+                spilled.append((layout, schedule.get("block"), schedule.get("stages"), error.message))
     assert spilled == []
 
 
