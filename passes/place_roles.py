@@ -120,22 +120,35 @@ def _specialize(
 
 
 def _release_early(consumer: ac.ConsumerOp) -> None:
-    """Move each release up to where its slot has been read: the producer may refill it while products still run."""
+    """Move each release up to where its slot has been read: the producer may refill it while products still run.
+
+    Products that read a slot in place are waited for in the block where they begin. So behind a loop that reads it the slot is
+    free, whatever is waited for later.
+    """
     for op in list(consumer.walk()):
         if not isinstance(op, ac.ReleaseOp):
             continue
         block, before = op.parent_block(), op.prev_op
-        while before is not None and not _needs_slot(before, op.slot):
+        while before is not None and not _names(before, op.slot):
             before = before.prev_op
+        if before is None or not before.regions:
+            before = op.prev_op
+            while before is not None and not _needs_slot(before, op.slot):
+                before = before.prev_op
         if block is not None and before is not None and before is not op.prev_op:
             op.detach()
             block.insert_op_after(op, before)
 
 
 
+def _names(op: Operation, slot: SSAValue) -> bool:
+    """Whether an op, or one inside it, makes a slot or uses it."""
+    return any(slot in (*inner.operands, *inner.results) for inner in op.walk())
+
+
 def _needs_slot(op: Operation, slot: SSAValue) -> bool:
     """Whether a slot may not be released before an op: one that names it, or waits for products that read it in place."""
-    return any(isinstance(inner, mma.WaitOp) or slot in (*inner.operands, *inner.results) for inner in op.walk())
+    return _names(op, slot) or any(isinstance(inner, mma.WaitOp) for inner in op.walk())
 
 
 def _drop_unused(body: Block) -> None:

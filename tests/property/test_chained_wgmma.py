@@ -120,6 +120,19 @@ def test_a_late_product_is_in_flight_under_the_next_iteration():
     assert [module.ptx.count("fence.proxy.async.shared::cta") for module in (plain, late)] == [1, 1]
 
 
+def test_the_rows_of_the_next_tile_come_under_the_last_late_product():
+    """What the loop has read in place is released behind it, not behind products of another slot that are waited for later."""
+    chain = Chain(heads=3, rows=64, columns=96, depth=64, width=64, block=(64, 32), warps=4)
+    fields = {"atom": "wgmma", "transport": "tma", "roles": "specialized", "stages": 2, "overlap": 1, "persistent": 1}
+    module = emmy.compile(chain.with_schedule(**fields).text(), "sm_90a")
+    text = module.ir("place-roles")
+    assert text.index("async_copy.release @q") < text.rindex("mma.issue")
+    arguments = chain.arguments(0)
+    for landing in level3.LANDINGS:
+        results, _ = run_on_emulator(module.portable_artefact, "f", arguments, landing=landing, order="random", seed=1)
+        check_close(results, chain.reference(*arguments))
+
+
 @pytest.mark.parametrize("warps", [4, 8, 12])
 def test_warpgroups_leave_out_together_what_no_row_sees(warps: int):
     """16 rows and 16 columns a block: single warps of a warpgroup would see different numbers of blocks."""
