@@ -191,7 +191,7 @@ def get_atom(
     if not accumulators:
         operands = ", ".join(dict.fromkeys(atom.operand_dtype for atom in named))
         others = dict.fromkeys(atom.name for atom in typed)
-        instead = f"; {' and '.join(others)} has them" if others else ""
+        instead = f"; {' and '.join(others)} {'have' if len(others) > 1 else 'has'} them" if others else ""
         raise EmmyError(f"atom {shape_name} has no {given} operands; it takes {operands}{instead}")
     if accumulator_dtype not in accumulators:
         raise EmmyError(

@@ -16,7 +16,7 @@ from emmy.targets import DEFAULT_TARGET, TARGETS, get_target
 from emmy.tools.compile_command import add_lowering_options
 from emmy.views.layouts import fragment_svg, shared_svg
 
-ELEMENT_BYTES = {"f16": 2, "bf16": 2, "f32": 4, "f8": 1, "i8": 1, "i32": 4}
+ELEMENT_BYTES = {"f16": 2, "bf16": 2, "f32": 4, "f8": 1, "f8E4M3FN": 1, "f8E5M2": 1, "i8": 1, "i32": 4}
 """Bytes of an element of a shared tile; what it means does not matter here."""
 
 SWIZZLES: dict[str, Swizzle] = {"auto": "auto", "none": "none", "128": 128, "64": 64, "32": 32}

@@ -86,7 +86,7 @@ def fragment_svg(atom: Atom, place: OperandPlace, rows: int, cols: int) -> str:
     def cell(row: int, col: int) -> Cell:
         register, holders = int(registers[row, col, 0]), sorted({int(lane) for lane in lanes[row, col]})
         word, part = divmod(register, operand.packed)
-        half = f", {('lower', 'upper')[part]} half" if operand.packed == 2 else ""
+        half = {1: "", 2: f", {('lower', 'upper')[part % 2]} half", 4: f", byte {part}"}[operand.packed]
         names = f"lane{'s' * (len(holders) > 1)} {', '.join(map(str, holders))}"
         title = f"({row}, {col}): {names}, element {register}: 32-bit register {word}{half}"
         shown = str(holders[0]) if len(holders) == 1 else f"{holders[0]}.."
