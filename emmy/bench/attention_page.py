@@ -14,12 +14,10 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
 
 from emmy.bench.accuracy import accuracy_table
 from emmy.bench.attention import Attention
-from emmy.bench.attention_inputs import ATOMS
-from emmy.bench.pages import figure, markdown_table, told, wrapped, write_or_check
+from emmy.bench.pages import figure, markdown_table, told, write_or_check
 from emmy.bench.records import Record, Run, base_name, read_run
 from emmy.bench.svg import bar_chart
 from emmy.compiler import compile as compile_module
@@ -33,8 +31,8 @@ SCHEDULE = {"lazy": 0}
 EXAMPLE = Attention("", 1, 16, 8, 4096, 4096, 128, causal=True)
 
 TABLE, SYNC, ACCURACY = "97_attention", "971_attention_sync", "992_accuracy"
-ABLATIONS = ("994_ablation", "995_ablation")
-FILES = (TABLE, SYNC, ACCURACY, *ABLATIONS)
+ABLATION_FILE = "994_ablation"
+FILES = (TABLE, SYNC, ACCURACY, ABLATION_FILE)
 """Names of kept files."""
 
 PEERS = {"flash": "FA-2", "cudnn": "cuDNN", "flex": "flex"}
@@ -104,15 +102,15 @@ FA-2 in the same rounds: above 1 it is faster. A star says that the kernel spill
 dash is a kernel that is the same, was not compiled or not measured. *claimed* is what is published of an RTX 5090; what the
 model says of that card is in [main loops on paper](static.md#the-experiments-on-sm_120a-judged).
 
-* Copies by warps of their own gain 10 to 50 % over warps that copy and compute: of these tiles an SM has one, and such warps
-  wait for each other at every block. They need a whole warpgroup, which hands its registers on by `setmaxnreg`: with a single
-  producer warp nine warps share registers that belong to four sub-cores, and lose a quarter. That is what "specialised warps
-  lose" saw. Where two CTAs share an SM (A causal) none of it matters.
+* Copies by a warpgroup of its own gain 10 to 60 % over warps that copy and compute: at head dimensions 128 and 256 an SM has one
+  such tile, and its warps wait for each other at every block. It hands its registers on by `setmaxnreg`; with a single producer
+  warp nine warps share registers that belong to four sub-cores, and lose a quarter. That is what "specialised warps lose" saw.
+* TMA gains 2 to 15 % over `cp.async` once a warpgroup of its own copies: "TMA barely moves attention" holds at d64 only.
+* Powers of 2 gain 1 to 5 % over powers of e; polynomials and pairs in f16 lose, since two instructions and more stand for one of a
+  pipe that is not the limit.
+* Conditional rescaling gains 1 to 5 % by `mma.sync` and up to 10 % by `wgmma`, a product under the next softmax 4 to 10 %, deeper
+  rings nothing, ping-pong less than nothing.
 * Tiles that start by their length gain up to 60 % under causal masks, more than any change of the inner loop.
-* Conditional rescaling gains up to 10 % where a block's products are few (`wgmma` at d64, `mma.sync` at d128), a product under
-  the next softmax 4 to 10 %, slots beyond what hides a copy nothing.
-* Not built: exponentials by polynomial or in f16. Hand-printed kernels were 8 to 11 % slower with a polynomial for a quarter of
-  them, and between 4 % slower and 1 % faster with `ex2.approx.f16x2` on f32 scores; the model gives them nothing on `sm_120a`.
 """
 
 ERRORS = """## Errors
@@ -202,57 +200,56 @@ def plot(table: Mapping[str, Record], sync: Mapping[str, Record]) -> str:
     return bar_chart(series, names, "Attention forward, f16, H200", "TFLOPS")
 
 
-Settings = Mapping[str, Any]
-
-UNIMPORTANT = ("atom", "spills")
-"""Fields that a row of the ablation does not name."""
-
-_UNIFIED = "roles = unified, producer_regs = 0, consumer_regs = 0, transport = "
-_APART = "roles = specialized, transport = tma, "
 SLOTS = "no: products hide the slots"
-OVERLAP = "no more than what softmax leaves open"
+OVERLAP = "at most what softmax leaves open"
+CHEAPER = "no: products hide them"
+
+BASE = "base"
+"""The variant that is the table's choice."""
 
 EXPERIMENTS: dict[str, tuple[str, str, str]] = {
-    "": ("the table's choice", "", ""),
-    f"{_UNIFIED}cp_async": ("`cp.async`, by the warps that compute", "", SLOTS),
-    f"{_UNIFIED}tma": ("TMA, by a warp that computes", "barely moves attention", SLOTS),
-    f"{_APART}producer_warps = 1, producer_regs = 0, consumer_regs = 0": (
-        "one producer warp without `setmaxnreg`",
-        "specialised warps lose",
-        "loses: 168 registers a thread for nine warps there, too",
-    ),
-    f"{_APART}producer_regs = 24, consumer_regs = 240": ("a producer warpgroup with `setmaxnreg`", "", SLOTS),
-    f"{_APART}producer_regs = 0, consumer_regs = 0": ("a producer warpgroup without", "specialised warps lose", SLOTS),
-    "stages = 1": ("one slot", "", ""),
-    "stages = 2": ("two slots", "", ""),
-    "stages = 3": ("three slots", "deeper rings bring nothing", "no: nothing waits for memory"),
-    "turns = 1": ("ping-pong between halves of the warps (`turns = 1`)", "", OVERLAP),
-    "turns = 1, stagger = 0": ("the same without `stagger`", "", OVERLAP),
-    "stagger = 0": ("softmax between the products (`stagger = 0`)", "", OVERLAP),
-    "stagger = 1": ("softmax among products of other columns (`stagger = 1`)", "", OVERLAP),
-    "overlap = 0": ("no product under the next softmax (`overlap = 0`)", "", ""),
-    "ahead = 4": ("each `ldmatrix` 4 products before its user", "", SLOTS),
-    "ahead = 8": ("8 products before", "", SLOTS),
-    "ahead = 12": ("12 products before", "", SLOTS),
-    "lazy = 0": ("always rescaling (`lazy = 0`)", "", SLOTS),
-    "lazy = 8": ("rescaling where a maximum grows by 2^8 (`lazy = 8`)", "", SLOTS),
-    "order = grid": ("tiles in the grid's order, not longest first", "", "as here: it is balance"),
-    "masks = loops": ("masked blocks as loops of their own", "", ""),
-    "masks = guard": ("one loop, whose masks are guarded", "", ""),
+    BASE: ("the table's choice", "", ""),
+    "cpasync_unified": ("`cp.async` by the warps that compute", "", SLOTS),
+    "tma_unified": ("TMA by a warp that computes", "TMA barely moves attention", SLOTS),
+    "cpasync_roles": ("`cp.async` by a warpgroup of its own", "", SLOTS),
+    "tma_one_producer_warp": ("one producer warp, no `setmaxnreg`", "specialised warps lose", "loses there, too"),
+    "tma_no_setmaxnreg": ("a producer warpgroup, registers as the compiler splits them", "", SLOTS),
+    "tma_roles": ("a producer warpgroup with `setmaxnreg`", "", SLOTS),
+    "stages1": ("one slot", "", ""),
+    "stages2": ("two slots", "", ""),
+    "stages3": ("three slots", "deeper rings bring nothing", "no: nothing waits for memory"),
+    "turns": ("ping-pong between halves of the warps (`turns`)", "", OVERLAP),
+    "turns_ahead": ("the same, loads 8 products ahead", "", OVERLAP),
+    "exp": ("powers of e instead of 2", "`exp2` has no effect", CHEAPER),
+    "poly8": ("an eighth of the powers by a polynomial", "", CHEAPER),
+    "poly4": ("a quarter", "", CHEAPER),
+    "f16exp": ("two powers at once in f16", "", CHEAPER),
+    "lazy0": ("always rescaling (`lazy = 0`)", "", SLOTS),
+    "lazy8": ("rescaling where a maximum grows by 2^8 (`lazy = 8`)", "", SLOTS),
+    "stagger0": ("softmax between the products (`stagger = 0`)", "", OVERLAP),
+    "stagger": ("softmax of a k-step under the product before it", "", OVERLAP),
+    "overlap0": ("no product under the next softmax (`overlap = 0`)", "", ""),
+    "ahead0": ("each `ldmatrix` right before its user (`ahead = 0`)", "", SLOTS),
+    "ahead6": ("6 products before", "", SLOTS),
+    "ahead8": ("8 products before", "", SLOTS),
+    "ahead10": ("10 products before", "", SLOTS),
+    "prefetch0": ("no fragments of the next block ahead (`prefetch = 0`)", "", SLOTS),
+    "prefetch1": ("fragments of the next block ahead (`prefetch = 1`)", "", SLOTS),
+    "hold": ("the queries' fragments held in registers", "", SLOTS),
+    "keys32": ("blocks of 32 keys", "", ""),
+    "keys64": ("blocks of 64 keys", "", ""),
+    "keys64r64": ("64 keys of 64 rows, two CTAs an SM", "", ""),
+    "keys96": ("blocks of 96 keys", "", ""),
+    "keys128": ("blocks of 128 keys", "", ""),
+    "pairs64": ("pairs of warps share 32 rows, 64 keys", "", ""),
+    "pairs96": ("pairs of warps share 32 rows, 96 keys", "", ""),
+    "persistent0": ("a CTA for each tile (`persistent = 0`)", "", ""),
+    "persistent": ("CTAs stay (`persistent = 1`)", "", ""),
+    "grid": ("tiles in the grid's order, not longest first", "", "as here: it is balance"),
+    "loops": ("masked blocks as loops of their own", "", ""),
+    "guard": ("one loop, whose masks are guarded", "", ""),
 }
-"""Decision -> what it is, what is claimed of it on an RTX 5090, and what the model of static.md says of `sm_120a`."""
-
-WIDEST = 1
-"""Fields that a decision without a name here may change, to be shown."""
-
-
-def decision(settings: Settings) -> str:
-    """The fields that a variant changes, as a schedule spells them; empty for the table's choice."""
-    return ", ".join(f"{name} = {_word(value)}" for name, value in settings.items() if name not in UNIMPORTANT)
-
-
-def _word(value: Any) -> str:
-    return "x".join(map(str, cast("Sequence[Any]", value))) if isinstance(value, list | tuple) else str(value)
+"""Variant -> what it is, what is claimed of it on an RTX 5090, and what the model of static.md says of `sm_120a`."""
 
 
 @dataclass(frozen=True)
@@ -271,39 +268,47 @@ def speed_over(case: Record, base: Record) -> float:
     return base["us"] / case["us"]
 
 
-def ablation_tables(runs: Sequence[Run]) -> list[str]:
-    """For each class of atoms one table: decisions x cases, times and speeds over the table's choice in the same file."""
+def ablation_tables(run: Run) -> list[str]:
+    """For each class of atoms (before the point of a variant's name) one table: experiments x cases, times and speeds over the
+    table's choice."""
+    cases = [(case, *str(case.get("variant", "")).partition(".")[::2]) for case in run.timed]
+    bases = {(kind, base_name(case)): case for case, kind, label in cases if label == BASE}
     found: dict[str, dict[str, dict[str, Effect]]] = {}
-    for run in runs:
-        cases = [case for case in run.timed if case.get("settings")]
-        bases = {(base_name(c), c["settings"].get("atom")): c for c in cases if not decision(c["settings"])}
-        for case in cases:
-            atom, name, made = str(case["settings"].get("atom")), base_name(case), decision(case["settings"])
-            if (name, atom) in bases and (made in EXPERIMENTS or made.count("=") <= WIDEST):
-                base = bases[name, atom]
-                effect = Effect(case["us"], speed_over(case, base), case.get("spills", 0) > base.get("spills", 0))
-                found.setdefault(atom, {}).setdefault(made, {}).setdefault(name, effect)
-    return [_ablation_table(atom, rows) for atom, rows in found.items()]
+    for case, kind, label in cases:
+        name = base_name(case)
+        if (kind, name) in bases and label in EXPERIMENTS:
+            base = bases[kind, name]
+            effect = Effect(case["us"], speed_over(case, base), case.get("spills", 0) > base.get("spills", 0))
+            found.setdefault(kind, {}).setdefault(label, {})[name] = effect
+    return [_ablation_table(kind, rows) for kind, rows in found.items()]
 
 
-def _ablation_table(atom: str, rows: Mapping[str, Mapping[str, Effect]]) -> str:
+def _ablation_table(kind: str, rows: Mapping[str, Mapping[str, Effect]]) -> str:
     names = list(dict.fromkeys(name for row in rows.values() for name in row))
-    order = list(EXPERIMENTS)
-    ordered = sorted(rows.items(), key=lambda item: order.index(item[0]) if item[0] in EXPERIMENTS else len(order))
 
     def cell(effect: Effect | None, first: bool) -> str:
         if effect is None:
             return "-"
         return f"{effect.us:.1f} us" if first else f"{effect.us:.1f} ({effect.speed:.3f}){'*' * effect.spills}"
 
-    told = {label: EXPERIMENTS.get(label, (f"`{label}`", "", "")) for label, _ in ordered}
-    more = [i for i in (1, 2) if any(words[i] for words in told.values()) and atom == ATOMS["mma.sync"]]
+    listed = [label for label in EXPERIMENTS if label in rows]
+    more = [i for i in (1, 2) if kind == "mma" and any(EXPERIMENTS[label][i] for label in listed)]
     lines = [
-        [told[label][0], *(cell(row.get(name), not label) for name in names), *(told[label][i] for i in more)]
-        for label, row in ordered
+        [
+            EXPERIMENTS[label][0],
+            *(cell(rows[label].get(name), label == BASE) for name in names),
+            *(EXPERIMENTS[label][i] for i in more),
+        ]
+        for label in listed
     ]
-    header = [f"`atom = {atom}`", *(name.split(" ")[0] + name.partition(" d")[2].join((" d", "")) for name in names)]
-    return markdown_table([*header, *(("claimed", "`sm_120a`, by the model")[i - 1] for i in more)], lines)
+    header = [f"`{'mma.sync' if kind == 'mma' else kind}`", *map(_column, names)]
+    return markdown_table([*header, *(("claimed", "on `sm_120a`, by the model")[i - 1] for i in more)], lines)
+
+
+def _column(name: str) -> str:
+    """`C b4 h16/16 s4096 d128 causal` as `C d128 causal`."""
+    words = name.split()
+    return " ".join([*words[:1], *(word for word in words[1:] if word[0] == "d" or word in ("causal", "window"))])
 
 
 def sanitizer_commands() -> str:
@@ -323,24 +328,12 @@ def page(runs: Mapping[str, Run], text: str) -> str:
     table, sync = by_name(runs.get(TABLE)), by_name(runs.get(SYNC))
     if table or sync:
         parts += [SPEED, speed_table(table, sync)]
-    tables = ablation_tables([runs[name] for name in ABLATIONS if name in runs])
-    if tables:
-        parts += [ABLATION, *tables, *remarks(runs)]
+    if tables := ablation_tables(runs[ABLATION_FILE]) if ABLATION_FILE in runs else []:
+        parts += [ABLATION, *tables]
     if errors := accuracy_table(runs[ACCURACY].cases) if ACCURACY in runs else "":
         parts += [ERRORS, errors]
     parts.append(REPRODUCE.format(commands=sanitizer_commands()))
     return "\n".join(parts)
-
-
-def remarks(runs: Mapping[str, Run]) -> list[str]:
-    """Variants that could not be compiled, by reason."""
-    reasons: dict[str, list[str]] = {}
-    for name in ABLATIONS:
-        for refused in runs[name].refused if name in runs else ():
-            label = f"{base_name(refused)}: {decision(refused.get('settings') or {}) or 'the table'}"
-            reasons.setdefault(str(refused["message"]).splitlines()[0], []).append(label)
-    lines = [wrapped(f"* Not compiled: {reason} ({'; '.join(labels)}).", "  ") for reason, labels in reasons.items()]
-    return ["\n".join(lines) + "\n"] if lines else []
 
 
 def main(argv: Sequence[str] | None = None) -> int:

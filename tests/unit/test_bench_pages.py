@@ -69,23 +69,29 @@ def test_what_the_page_names_is_there():
     assert len(attention_page.SANITIZED) == 6
 
 
-def test_decisions_are_compared_with_the_tables_choice_of_their_class_of_atoms():
-    def variant(name: str, us: float, **settings):
-        return case(f"{name} x", us, variant="x", settings=settings)
+def test_experiments_are_compared_with_the_tables_choice_of_their_class_of_atoms():
+    def variant(name: str, label: str, us: float, **fields):
+        return case(f"{name} {label}", us, variant=label, **fields)
 
     cases = [
-        variant("A", 100.0, atom="m16n8k16", spills=8) | {"name": "A t", "variant": "t"},
-        variant("A", 80.0, atom="m16n8k16", spills=8, lazy=0) | {"spills": 8},
-        variant("A", 80.0, atom="m16n8k16", lazy=0, unroll=2),
-        variant("A", 50.0, atom="wgmma") | {"name": "A w", "variant": "w"},
-        variant("B", 50.0, atom="m16n8k16", lazy=0),
+        variant("A b1 d64", "mma.base", 100.0, spills=8),
+        variant("A b1 d64", "mma.lazy0", 80.0, spills=16),
+        variant("A b1 d64", "mma.other", 80.0),
+        variant("A b1 d64", "wgmma.base", 50.0, ratio=2.0),
+        variant("A b1 d64", "wgmma.overlap0", 60.0, ratio=1.5),
+        variant("B b1 d64", "mma.lazy0", 50.0),
     ]
-    first, second = attention_page.ablation_tables([Run(cases=cases)])
-    lines = first.splitlines()
-    assert lines[2] == "| the table's choice | 100.0 us |  |"
-    assert lines[3] == "| always rescaling (`lazy = 0`) | 80.0 (1.250)* | no: products hide the slots |"
-    assert second.splitlines()[2:] == ["| the table's choice | 50.0 us |"]
-    assert attention_page.decision({"atom": "wgmma", "block": [64, 64], "lazy": 0}) == "block = 64x64, lazy = 0"
+    first, second = attention_page.ablation_tables(Run(cases=cases))
+    assert first.splitlines() == [
+        "| `mma.sync` | A d64 | on `sm_120a`, by the model |",
+        "| --- | ---: | ---: |",
+        "| the table's choice | 100.0 us |  |",
+        "| always rescaling (`lazy = 0`) | 80.0 (1.250)* | no: products hide the slots |",
+    ]
+    assert second.splitlines()[2:] == [
+        "| the table's choice | 50.0 us |",
+        "| no product under the next softmax (`overlap = 0`) | 60.0 (0.750) |",
+    ]
 
 
 def test_rates_and_ratios_of_both_classes_stand_side_by_side():
