@@ -243,14 +243,15 @@ class Measurement:
             rows["f16"].append(seed_statistics(torch, result.half().double(), reference))
         return {"study": {dtype: summarize(found) for dtype, found in rows.items()}}
 
-    def time(self, rounds: int, peers: Sequence[str] = DEFAULT_PEERS) -> dict[str, Any]:
+    def time(self, rounds: int, peers: Sequence[str] = DEFAULT_PEERS, clean: bool = False) -> dict[str, Any]:
         """Median times of our call and of the peers, interleaved, and ratios (a peer's time over ours: higher is better).
+        `clean`: as of `interleaved`.
 
         `peers` of the result holds each one's figures, or the `message` of one that failed; those of the first one that
         ran stand beside ours too, as `peer_us` and so on, and its `ratio`.
         """
         made, failed = self._peers(peers)
-        times = interleaved(self.torch, {"ours": self.launch, **made}, rounds)
+        times = interleaved(self.torch, {"ours": self.launch, **made}, rounds, clean)
         figures = {name: self._figures(spent) for name, spent in times.items()}
         ours = figures.pop("ours")
         for name in made:
@@ -261,6 +262,8 @@ class Measurement:
             "rounds": rounds,
             "bytes": self._traffic(),
         }
+        if clean:
+            found["clean"] = True
         if made:
             first = dict(figures[next(iter(made))])
             found["ratio"] = first.pop("ratio")
@@ -356,9 +359,16 @@ REFERENCES: dict[str, Callable[[Sequence[Any], dict[str, Any], Any], Iterator[Bl
 }
 
 
-def interleaved(torch: Any, functions: dict[str, Callable[[], Any]], rounds: int) -> dict[str, list[float]]:
-    """Microseconds of each function in each round; every call has a cold L2, and the order alternates."""
+def interleaved(
+    torch: Any, functions: dict[str, Callable[[], Any]], rounds: int, clean: bool = False
+) -> dict[str, list[float]]:
+    """Microseconds of each function in each round; every call has a cold L2, and the order alternates.
+
+    The flush leaves L2 full of what it wrote, which goes to memory while the call reads: as many bytes as L2 has. `clean`: it
+    is written back before, by reading other memory.
+    """
     flush = torch.empty(FLUSH_BYTES, dtype=torch.uint8, device="cuda")
+    other = torch.zeros(FLUSH_BYTES // 4 if clean else 0, dtype=torch.float32, device="cuda")
     for function in functions.values():
         for _ in range(WARM_UP_CALLS):
             function()
@@ -369,6 +379,8 @@ def interleaved(torch: Any, functions: dict[str, Callable[[], Any]], rounds: int
             start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
             # The host queues the launch while the flush still runs, so that no host time is measured.
             flush.zero_()
+            if clean:
+                other.sum()
             start.record()
             functions[name]()
             end.record()
@@ -381,7 +393,7 @@ def run_case(
     module: CudaModule, case: Case, directory: Path, how: Mapping[str, Any], against: CudaModule | None = None
 ) -> dict[str, Any]:
     """Everything about one case, as the fields of its JSON line. `how`: the request's `repeats`, `rounds`, `seconds`,
-    `check_only` and `peers`. `against`: the module of the case's field of that name."""
+    `check_only`, `clean` and `peers`. `against`: the module of the case's field of that name."""
     measurement = Measurement(module, case, directory, against=against)
     found = measurement.check()
     if found["ok"] and how["repeats"]:
@@ -390,5 +402,5 @@ def run_case(
     if found["ok"] and case.seeds:
         found |= measurement.study(case.seeds)
     if found["ok"] and case.time and not how["check_only"]:
-        found |= measurement.time(how["rounds"], how["peers"])
+        found |= measurement.time(how["rounds"], how["peers"], how["clean"])
     return found | {"resources": module.artefact.resources, "work": measurement.work}

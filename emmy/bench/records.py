@@ -25,7 +25,7 @@ KEPT: dict[str, tuple[str, ...]] = {
         *("name", "variant", "settings", "shapes", "suite", "data", "policy", "max_k", "ok", "message", "error"),
         *("as_expected", "differ_from_expected", "repeats", "differing_launches"),
         *("us", "us_p20", "us_p80", "tflops", "peer_us", "peer_us_p20", "peer_us_p80", "peer_tflops", "ratio", "peers"),
-        *("rounds", "bytes", "registers", "spills", "study", "calls"),
+        *("rounds", "clean", "bytes", "registers", "spills", "study", "calls"),
     ),
     "refused": ("name", "variant", "settings", "message"),
 }  # fmt: skip

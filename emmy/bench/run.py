@@ -49,6 +49,7 @@ class Options:
     rounds: int = 32
     seconds_per_case: float = 20.0
     peers: tuple[str, ...] | None = None
+    clean: bool = False
 
 
 REPEAT_SECONDS = 0.02  # of a launch, its comparison included, beyond the first `Options.repeats`
@@ -116,6 +117,7 @@ def run_cases(
             "rounds": options.rounds,
             "seconds": options.seconds_per_case,
             "check_only": options.check_only,
+            "clean": options.clean,
             "peers": peers_of(case, options),
         }
         fields = {"name": case.name, "artefact": case.artefact, "entry": case.entry, "shapes": case.shapes}
@@ -156,6 +158,7 @@ def add_run_arguments(parser: argparse.ArgumentParser) -> None:
     add("--check-only", action="store_true", help="check results, time nothing")
     add("--repeats", type=int, default=Options.repeats, help="launches compared bit for bit")
     add("--rounds", type=int, default=Options.rounds, help="timed launches of ours and of each peer")
+    add("--clean", action="store_true", help="before each timed launch L2 has nothing that must be written back")
     add("--peers", type=peer_list, help=f"of {', '.join(PEERS)}; with commas (default: those of the suite)")
     add("--seconds-per-case", type=float, help="then it is killed (default: 20, more for many repeats)")
 
@@ -163,7 +166,7 @@ def add_run_arguments(parser: argparse.ArgumentParser) -> None:
 def options_of(args: argparse.Namespace) -> Options:
     """What `add_run_arguments` read."""
     seconds = args.seconds_per_case or default_seconds(args.repeats, args.peers)
-    return Options(args.check_only, args.repeats, args.rounds, seconds, args.peers)
+    return Options(args.check_only, args.repeats, args.rounds, seconds, args.peers, args.clean)
 
 
 def chosen_cases(directory: Path, only: str | None) -> list[Case]:

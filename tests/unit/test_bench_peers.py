@@ -65,7 +65,7 @@ MATMUL = {"kind": "matmul", "flops": 2_000_000, "transpose_b": True}
 def clock(monkeypatch):
     """Fixed times: ours 10 us, each peer 5 us more than the one before."""
 
-    def interleaved(torch, functions, rounds):
+    def interleaved(torch, functions, rounds, clean):
         for function in functions.values():
             function()
         return {name: [10.0 + 5 * i] * rounds for i, name in enumerate(functions)}
@@ -77,6 +77,8 @@ def test_every_peer_is_in_the_rounds_and_the_first_stands_beside_ours(clock, mon
     monkeypatch.setitem(PEERS, "other", lambda torch, args, work: lambda: None)
     measured = TimedOnly(MATMUL)
     found = measured.time(4, ("cublas", "other"))
+    assert "clean" not in found
+    assert TimedOnly(MATMUL).time(4, ("cublas",), clean=True)["clean"]
     assert measured.torch.products == 2  # one to make the result, one in the rounds
     assert (found["us"], found["tflops"]) == (10.0, pytest.approx(0.2))
     assert (found["peer_us"], found["ratio"]) == (15.0, 1.5)
