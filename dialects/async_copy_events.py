@@ -153,10 +153,21 @@ class WaitGroupOp(IRDLOperation):
 
 @irdl_op_definition
 class BarrierOp(IRDLOperation):
-    """A barrier over the warps of the role that executes it (`bar.sync`): orders its memory accesses."""
+    """A barrier over the warps of the role that executes it (`bar.sync`): orders its memory accesses.
+
+    With `across N` it is over N warps that follow each other, those of a row of a grid of warps [M, N]: others do not wait.
+    """
 
     name = "async_copy.barrier"
-    assembly_format = "attr-dict"
+    across = opt_prop_def(IntegerAttr.constr(type=eq(i64)))
+    assembly_format = "(`across` $across^)? attr-dict"
+
+    def __init__(self, across: int = 0):
+        super().__init__(properties={"across": IntegerAttr(across, i64) if across else None})
+
+    def verify_(self) -> None:
+        if self.across is not None and self.across.value.data < 1:
+            raise VerifyException(f"a barrier is over 1 or more warps beside each other, got {self.across.value.data}")
 
 
 @irdl_op_definition

@@ -115,6 +115,7 @@ _ARITHMETIC: tuple[tuple[str, str, str], ...] = (
     ("neg.f32", "f", "f"),
     ("abs.f32", "f", "f"),
     ("ex2.approx.ftz.f32", "f", "f"),
+    ("ex2.approx.f16x2", "r", "r"),
     ("lg2.approx.ftz.f32", "f", "f"),
     ("rcp.approx.f32", "f", "f"),
     ("rcp.approx.ftz.f32", "f", "f"),

@@ -138,22 +138,24 @@ _SMALL_SHARED = (
 )
 
 
-def _apart(most: int, block: tuple[int, int], stages: int, ranged: bool, **fields: Any) -> ChainRow:
-    """A warpgroup that only copies and gives its registers to the 8 warps of the others."""
+def _apart(most: int, block: tuple[int, int], stages: int, ranged: bool, across: int = 1, **fields: Any) -> ChainRow:
+    """A warpgroup that only copies and gives its registers to the 8 warps of the others, `across` of them beside each other."""
     base: dict[str, Any] = {"roles": "specialized", "producer_regs": 24, "consumer_regs": 240}
-    return replace(_row(most, block, 8, stages, **base, lazy=8, fragments=1, **fields), ranged=ranged, f16_sums=False)
+    row = _row(most, block, 8 // across, stages, across, **base, lazy=8, fragments=1, **fields)
+    return replace(row, ranged=ranged, f16_sums=False)
 
 
-# Measured on an H200 beside PyTorch's FA-2 (docs/measurements.md): 32 rows a warp at depths up to 128. Where the work of tiles
-# differs and there are few of them, small ones that two CTAs of a multiprocessor share fill it best.
+# Measured on an H200 beside PyTorch's FA-2 (docs/measurements.md): 32 rows a warp; at a depth of 256 two warps share them, and
+# the columns. Where the work of tiles differs and there are few of them, small ones that two CTAs of a multiprocessor share
+# fill it best.
 _MEASURED = (
     _apart(64, (256, 64), 2, False, prefetch=1),
     replace(_apart(64, (256, 64), 2, True, prefetch=1, masks="guard"), tiles=512),
     replace(_row(64, (128, 64), 4, 2, transport="cp_async", prefetch=1), ranged=True, f16_sums=False),
     replace(_apart(128, (256, 64), 2, False, stagger=1, ahead=8, opt_level=1, spills=320), plain=True),
     replace(_apart(128, (256, 64), 2, True, masks="guard", spills=320), plain=True),
-    replace(_apart(256, (128, 128), 1, False, stagger=1, store_columns=32, spills=32), plain=True),
-    replace(_apart(256, (128, 128), 1, True, stagger=1, store_columns=32, masks="guard"), plain=True),
+    replace(_apart(256, (128, 96), 1, False, across=2, spills=128), plain=True),
+    replace(_apart(256, (128, 96), 1, True, across=2, masks="guard", spills=128), plain=True),
 )
 
 

@@ -62,6 +62,7 @@ DEFAULT: tuple[Step, ...] = (
     Step("level3", "unroll-loops", ("async_copy.slot",)),
     Step("ptx", "lower-to-ptx", ("tile.kernel",)),
     Step("ptx", "spread-copies", ("ptx.cp_async_commit_group",)),
+    Step("ptx", "approximate-exponentials", ("ptx.kernel",)),
     Step("ptx", "place-loads", ("ptx.kernel",)),
 )
 """Options named `target` are filled in by whoever runs the pipeline; everything else is in the schedule."""

@@ -46,6 +46,7 @@ PASSES: dict[str, str] = {
     "unroll-loops": "emmy.passes.unroll_loops",
     "lower-to-ptx": "emmy.lowering.level3_to_ptx",
     "spread-copies": "emmy.passes.spread_copies",
+    "approximate-exponentials": "emmy.passes.approximate_exponentials",
     "place-loads": "emmy.passes.place_loads",
 }
 """Emmy's passes, in the order of the default pipeline, and the module in which each is defined."""

@@ -16,6 +16,7 @@ PROMOTIONS = ("auto", "convert", "identity")
 PARTIALS = ("auto", "slices", "steps")
 ORDERS = ("auto", "grid", "heavy")
 MASKS = ("loops", "guard")
+EXPONENTIALS = ("exp2", "exp", "halves")
 SHARES = ("none", "a", "b")
 
 WARPGROUP_ATOM = "wgmma"
@@ -45,6 +46,7 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "partials": PARTIALS,
     "order": ORDERS,
     "masks": MASKS,
+    "exponentials": EXPONENTIALS,
     "share": SHARES,
 }
 """Fields that hold one word, and the words."""
@@ -70,6 +72,7 @@ RANGES: dict[str, tuple[int, int]] = {
     "overlap": (0, 1),
     "turns": (0, 1),
     "ahead": (0, 32),
+    "polynomial": (0, 32),
     "repeat": (0, 1),
     "late_stages": (0, 16),
     "min_ctas": (1, 8),
@@ -115,6 +118,8 @@ class Schedule:
     late_stages: slots of the ring of what is multiplied by a computed operand; 0 for `stages`.
     ahead: tensor instructions between an `ldmatrix` and the first that takes what it loads, which wants `opt_level` = 1
     (`place-loads`); 0 leaves it to ptxas.
+    exponentials: weights of a running maximum are powers of 2, their scale folded into the exponent, of e, or two powers of 2
+    at a time in f16 (`halves`). polynomial: every how-manieth weight is a polynomial; 0 for none (`approximate-exponentials`).
     min_ctas: CTAs that an SM has room for at once: they share its registers, shared memory and threads, of roles as well.
     store_columns: columns of a result that are staged in shared memory at once, two such parts at a time; 0 for the whole tile.
     """
@@ -153,6 +158,8 @@ class Schedule:
     overlap: int = 0
     turns: int = 0
     ahead: int = 0
+    exponentials: str = "exp2"
+    polynomial: int = 0
     repeat: int = 0
     late_stages: int = 0
     min_ctas: int = 1

@@ -40,6 +40,7 @@ from emmy.lowering.ptx_events import EVENTS, Convert, Role
 from emmy.lowering.ptx_fragment_ops import FRAGMENT_OPS, FragmentLowering
 from emmy.lowering.ptx_shapes import Registers
 from emmy.passes.allocate_shared import SHARED_BYTES
+from emmy.passes.approximate_exponentials import HALVES, POLYNOMIAL
 from emmy.passes.bounds import may_overrun
 from emmy.passes.clusters import cluster_of
 from emmy.passes.place_loads import AHEAD
@@ -162,8 +163,10 @@ class KernelLowering(FragmentLowering):
         new.location = self.kernel.location
         if self.schedule is not None and self.schedule.batches > 1:
             new.attributes[BATCHES] = IntegerAttr(self.schedule.batches, i64)
-        if self.schedule is not None and self.schedule.ahead:
-            new.attributes[AHEAD] = IntegerAttr(self.schedule.ahead, i64)
+        if self.schedule is not None:
+            halves = int(self.schedule.exponentials == "halves")
+            notes = {AHEAD: self.schedule.ahead, POLYNOMIAL: self.schedule.polynomial, HALVES: halves}
+            new.attributes |= {name: IntegerAttr(value, i64) for name, value in notes.items() if value}
         return new
 
     @property

@@ -274,8 +274,9 @@ class Program(KernelBuilder):
         peak = inner.map("mul", inner.reduce("max", scores, "row_max"), unit, name="peak")
         new_top = self.new_top(inner, top, peak)
         minus_top = inner.map("neg", new_top, name="minus_top")
-        weights = inner.map("exp2", inner.map("fma", scores, unit, minus_top, name="exponents"), name="weights")
-        kept = inner.map("exp2", inner.map("add", top, minus_top, name="fallen"), name="kept")
+        power = "exp" if self.natural else "exp2"
+        weights = inner.map(power, inner.map("fma", scores, unit, minus_top, name="exponents"), name="weights")
+        kept = inner.map(power, inner.map("add", top, minus_top, name="fallen"), name="kept")
         new_total = inner.map("fma", total, kept, inner.reduce("sum", weights, "gained", LEFT), name="new_total")
         rescaled = inner.map("mul", sums, kept, name="rescaled")
         p = inner.cast(weights, tensor_type(what.v).element_type, "p")
@@ -297,19 +298,20 @@ class Program(KernelBuilder):
         return build.map("select", build.map("ge", peak, limit, name="passed"), peak, top, name="new_top")
 
     def scores(self, build: TileBuilder, products: SSAValue, at: tuple[Number, ...]) -> tuple[SSAValue, SSAValue]:
-        """(scores, unit): a score times the unit is what 2 is raised to; the unit is positive, so maxima keep their order."""
-        what, scale, unit = self.what, self.what.scale, LOG2_E
+        """(scores, unit): a score times the unit is what 2, or e, is raised to; it is positive, so maxima keep their order."""
+        what, scale, base = self.what, self.what.scale, 1.0 if self.natural else LOG2_E
+        unit = base
         if what.softcap is not None:
             ratio = build.map("mul", products, build.scalar(scale / what.softcap, "inner_scale"), name="uncapped")
-            scores, unit, scale = build.map("tanh", ratio, name="capped"), what.softcap * LOG2_E, what.softcap
+            scores, unit, scale = build.map("tanh", ratio, name="capped"), what.softcap * base, what.softcap
         elif what.bias is not None:
             scores = products
         elif scale > TINY:
-            scores, unit = products, scale * LOG2_E
+            scores, unit = products, scale * base
         else:
             scores = build.map("mul", products, build.scalar(scale, "scale"), name="scaled")
         if what.bias is not None:
-            bias, unit = build.cast(self.bias(build, what.bias, at), f32, "bias_f32"), LOG2_E
+            bias, unit = build.cast(self.bias(build, what.bias, at), f32, "bias_f32"), base
             scores = build.map("fma", scores, build.scalar(scale, "scale"), bias, name="biased")
         return scores, build.scalar(unit, "unit")
 

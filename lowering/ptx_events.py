@@ -31,6 +31,9 @@ from emmy.targets import Target
 
 MBARRIER_BYTES = 8
 
+FIRST_PARTY_BARRIER = 4
+"""The barrier of the first row of warps; the others follow, up to `MOST_PARTIES` of `lower-transport`."""
+
 FIRST_TURN_BARRIER = 14
 """The barrier of a role's first half; the other half has the next one. Those of roles begin at 0."""
 
@@ -248,8 +251,12 @@ class EventLowering(LoweredValues):
     # ---- barriers ----------------------------------------------------------------------------------------------------
 
     def barrier(self, op: async_copy.BarrierOp) -> None:
-        """`bar.sync` over the warps of the role."""
-        if self.role.barrier == 0:
+        """`bar.sync` over the warps of the role, or over those beside each other."""
+        if op.across is not None:
+            b, warps = self.builder, op.across.value.data
+            number = b.add(b.divide(self.role_warp(), warps), FIRST_PARTY_BARRIER)
+            b.emit("bar_sync_number", (b.register(number),), (32 * warps,))
+        elif self.role.barrier == 0:
             self.builder.emit("bar_sync", (), (0,))
         else:
             self.builder.emit("bar_sync_count", (), (self.role.barrier, 32 * self.role.active))

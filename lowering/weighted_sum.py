@@ -174,6 +174,11 @@ class KernelBuilder:
         grid = GridOp([self.build.index(x) for x in extents], blocks, self.schedule.raster)
         return [named(offset, name) for offset, name in zip(self.build.emit(grid).results, names, strict=True)]
 
+    @property
+    def natural(self) -> bool:
+        """Whether maxima are exponents of e, not of 2, as parts always have them."""
+        return self.schedule.exponentials == "exp" and not self.schedule.splits
+
     def store(self, tile: SSAValue, tensor: SSAValue, at: Sequence[Number]) -> None:
         """Store a tile, rounded to the tensor's type; one of a single row as a vector."""
         rounded = self.build.cast(tile, tensor_type(tensor).element_type, "rounded")
@@ -207,8 +212,11 @@ class KernelBuilder:
         self.store(build.map("mul", sums, inverse, name="value"), whole.value, (*at, column))
         if whole.logarithm is not None:
             # The logarithm of no sum is minus infinity.
-            exponent = build.map("add", top, build.map("log2", total, name="log2_sum"), name="exponent")
-            log = build.map("mul", exponent, build.scalar(math.log(2), "ln2"), name="log_sum")
+            ln2, log2_sum = build.scalar(math.log(2), "ln2"), build.map("log2", total, name="log2_sum")
+            if self.natural:
+                log = build.map("fma", log2_sum, ln2, top, name="log_sum")
+            else:
+                log = build.map("mul", build.map("add", top, log2_sum, name="exponent"), ln2, name="log_sum")
             self.store(named(build.emit.value(SqueezeOp(log, 1)), "log_row"), whole.logarithm, at)
 
     def finished(self, name: str, remark: str | None = None) -> KernelOp:

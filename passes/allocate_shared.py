@@ -214,9 +214,14 @@ def barrier_after(ops: Sequence[Operation], last: int, ring: str) -> int | None:
     for number in range(last, len(ops)):
         if any(isinstance(op, async_copy.BulkWaitOp) and op.pending.value.data == 0 for op in ops[number].walk()):
             waiting = False
-        if number > last and isinstance(ops[number], async_copy.BarrierOp) and not waiting:
+        if number > last and is_barrier_of_role(ops[number]) and not waiting:
             return number
     return None
+
+
+def is_barrier_of_role(op: Operation) -> bool:
+    """Is an op a barrier over all warps of its role?"""
+    return isinstance(op, async_copy.BarrierOp) and op.across is None
 
 
 def finished_before(earlier: Sequence[Uses], later: Sequence[Uses]) -> bool:

@@ -73,6 +73,7 @@ SCALARS = (
     "partials",
     "order",
     "masks",
+    "exponentials",
     "min_ctas",
 )
 COUNTS_FROM_ZERO = (
@@ -89,6 +90,7 @@ COUNTS_FROM_ZERO = (
     "overlap",
     "turns",
     "ahead",
+    "polynomial",
     "repeat",
     "late_stages",
 )
@@ -143,6 +145,8 @@ class AssignSchedule(ModulePass):
     overlap: int = -1
     turns: int = -1
     ahead: int = -1
+    exponentials: str = ""
+    polynomial: int = -1
     repeat: int = -1
     late_stages: int = -1
     min_ctas: int = 0

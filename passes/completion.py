@@ -25,7 +25,8 @@ class Way:
     """How the slots of one ring are filled (`outbound`: emptied), and by whom.
 
     `tma`, `cp_async`, `plain`: is there a copy (store) of that kind? `apart`: one role fills the ring and another reads it.
-    `cluster`: each CTA of a cluster fills the slots of the others.
+    `cluster`: each CTA of a cluster fills the slots of the others. `across`: of an internal ring, the warps beside each other
+    that alone share each of its rows; 0 if more may.
     """
 
     stages: int
@@ -35,6 +36,7 @@ class Way:
     plain: bool = False
     apart: bool = False
     cluster: bool = False
+    across: int = 0
 
 
 @dataclass(frozen=True)
@@ -42,8 +44,8 @@ class Need:
     """What must be printed at an op, in this order.
 
     full, empty: a wait for the slot's mbarrier. bulk: an elected `bulk_wait` with so many groups left. pending: `wait_group`
-    with so many groups left. fence: a proxy fence. barrier: over the role. group: a commit group ends here. begun: all CTAs of
-    the cluster have begun.
+    with so many groups left. fence: a proxy fence. barrier: over the role, or over `across` warps beside each other. group: a
+    commit group ends here. begun: all CTAs of the cluster have begun.
     """
 
     full: bool = False
@@ -54,6 +56,7 @@ class Need:
     barrier: bool = False
     group: bool = False
     begun: bool = False
+    across: int = 0
 
 
 @dataclass(frozen=True)
@@ -101,7 +104,9 @@ class _State:
     stores: Tickets = field(default_factory=Tickets)
     """Rings that TMA empties: one ticket a slot, complete once its store has read the slot."""
     read: frozenset[str] = frozenset()
-    """Rings with a slot read (released, or stored from) since the last barrier."""
+    """Rings with a slot read (released, or stored from) since the last barrier over the role."""
+    near: frozenset[str] = frozenset()
+    """The same since the last barrier over the warps that share a ring's rows."""
     written: frozenset[str] = frozenset()
     """Outbound rings with a fragment stored into a slot since the last barrier."""
     unfenced: frozenset[str] = frozenset()
@@ -110,17 +115,22 @@ class _State:
     def copy(self) -> _State:
         return replace(self, tickets=_copied(self.tickets), stores=_copied(self.stores))
 
-    def barrier(self) -> None:
+    def barrier(self, shared: frozenset[str] | None = None) -> None:
+        """Over the role; or over the warps that share the rows of some rings."""
         for tickets in (self.tickets, self.stores):
             for ring, queue in tickets.items():
-                tickets[ring] = [replace(t, visible=True) if t.complete else t for t in queue]
-        self.read = self.written = frozenset()
+                if shared is None or ring in shared:
+                    tickets[ring] = [replace(t, visible=True) if t.complete else t for t in queue]
+        self.near = frozenset() if shared is None else self.near - shared
+        if shared is None:
+            self.read = self.written = frozenset()
 
     def meet(self, other: _State, at: Operation) -> _State:
         return _State(
             _meet(self.tickets, other.tickets, at),
             _meet(self.stores, other.stores, at),
             self.read | other.read,
+            self.near | other.near,
             self.written | other.written,
             self.unfenced | other.unfenced,
         )
@@ -179,6 +189,7 @@ class Completion:
             self._commit(op, ring, state)
         elif isinstance(op, ac.ReleaseOp):
             state.read |= {ring}
+            state.near |= {ring}
         elif isinstance(op, mma.StoreOp) and ring_name(op.slot) in self.outbound:
             state.written |= {ring_name(op.slot)}
             state.unfenced |= {ring_name(op.slot)}
@@ -192,7 +203,8 @@ class Completion:
         if need.fence:
             state.unfenced = frozenset()
         if need.barrier:
-            state.barrier()
+            alike = frozenset(ring for ring, way in self.ways.items() if way.across == need.across)
+            state.barrier(alike if need.across else None)
 
     def _acquire(self, op: ac.AcquireOp, ring: str, state: _State) -> None:
         way = self.ways[ring]
@@ -203,7 +215,8 @@ class Completion:
         elif not way.outbound:
             # What was written by `st.shared` where TMA may write now is fenced first.
             fence = way.tma and bool(state.unfenced)
-            self._need(op, Need(fence=fence, barrier=fence or bool(state.read & {ring, *self.outbound})), state)
+            far = fence or bool(state.read & (self.outbound if way.across else {ring, *self.outbound}))
+            self._need(op, Need(fence=fence, barrier=far or ring in state.near, across=0 if far else way.across), state)
         elif not way.tma:
             self._need(op, Need(barrier=bool(state.read)), state)
         else:
@@ -230,7 +243,7 @@ class Completion:
         pending = None if oldest.complete else oldest.age
         if pending is not None:
             _change(state.tickets, pending, complete=True)
-        self._need(op, Need(full=way.tma, pending=pending, barrier=not oldest.visible), state)
+        self._need(op, Need(full=way.tma, pending=pending, barrier=not oldest.visible, across=way.across), state)
         state.tickets[ring].pop(0)
 
     def _commit(self, op: ac.CommitOp, ring: str, state: _State) -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal, cast
 
 from xdsl.context import Context
-from xdsl.dialects import scf
+from xdsl.dialects import arith, scf
 from xdsl.dialects.builtin import FixedBitwidthType, IntegerAttr, ModuleOp, i64
 from xdsl.ir import Block, Operation, Region, SSAValue
 from xdsl.passes import ModulePass
@@ -19,6 +19,7 @@ from emmy.dialects.tensor_op import EIGHT_BITS
 from emmy.dialects.tile import KernelOp, TileType, ViewType
 from emmy.passes.alignment import vector_bytes
 from emmy.passes.completion import Completion, Need, Way
+from emmy.passes.constants import constant
 from emmy.passes.emitter import Emitter
 from emmy.passes.protocol import PROTOCOL_OPS, fail, pipelines_of, ring_of
 from emmy.passes.tma import field_bytes, field_of, stands_alone, tma_problem
@@ -31,6 +32,9 @@ CP_ASYNC_BYTES = (16, 8, 4)
 
 WARP = 32
 """Threads of a warp."""
+
+MOST_PARTIES = 8
+"""Rows of warps with a barrier of their own: of 16 barriers (PTX ISA, `bar`), as many as those of a CTA and its roles leave."""
 
 Moves = ac.CpAsyncOp | ac.PlainCopyOp | ac.PlainStoreOp | ac.TmaLoadOp | ac.TmaStoreOp
 
@@ -202,7 +206,26 @@ class _Lowering:
             plain=bool(kinds & {ac.PlainCopyOp, ac.PlainStoreOp}),
             apart=not outbound and self.fillers.get(ring) is not self.readers.get(ring),
             cluster=pipeline.cluster is not None and pipeline.internal is not None,
+            across=self._sharers(ring) if pipeline.internal is not None and pipeline.cluster is None else 0,
         )
+
+    def _sharers(self, ring: str) -> int:
+        """How many warps beside each other share each row of an internal ring: those of a grid whose every row of warps stores
+        and loads its own rows only; 0 if that does not show, or there are more rows of warps than barriers for them."""
+        used = [op for role in self.roles for op in role.walk() if isinstance(op, mma.LoadOp | mma.StoreOp)]
+        used = [op for op in used if ring_name(op.slot) == ring]
+        row = {op.indices[0] for op in used}
+        product = next(iter(row)).owner if len(row) == 1 else None
+        warp, rows = (product.lhs.owner, constant(product.rhs)) if isinstance(product, arith.MuliOp) else (None, None)
+        if (
+            not isinstance(warp, mma.WarpOp)
+            or warp.axis.value.data
+            or rows is None
+            or warp.get_grid()[0] > MOST_PARTIES
+        ):
+            return 0
+        fragments = [op.result.type if isinstance(op, mma.LoadOp) else op.value.type for op in used]
+        return warp.get_grid()[1] if all(cast(mma.FragmentType, f).get_shape()[0] <= rows for f in fragments) else 0
 
     def _check_sharing(self, ring: str, pipeline: ac.PipelineOp) -> None:
         """What CTAs fill together is filled by TMA, by a role that does nothing else, and everything in it."""
@@ -312,7 +335,7 @@ class _Lowering:
         if need.fence:
             emit(ac.FenceProxyAsyncOp())
         if need.barrier:
-            emit(ac.BarrierOp())
+            emit(ac.BarrierOp(need.across))
         if need.group:
             emit(ac.CommitGroupOp())
         if need.begun:

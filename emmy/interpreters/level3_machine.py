@@ -212,8 +212,10 @@ class Machine:
         self.steps += 1
 
     def party(self, warp: Warp, kind: str) -> str:
-        """Who meets at a barrier, or for a turn: the role; at a warp_sync: the parts of one warp."""
-        return f"{warp.role} {warp.index}" if kind == "warp_sync" else warp.role
+        """Who meets at a barrier, or for a turn: the role; at a `barrier across N`: so many warps that follow each other; at a
+        warp_sync: the parts of one warp."""
+        across = 1 if kind == "warp_sync" else int(kind.partition(" across ")[2] or 0)
+        return f"{warp.role} {warp.index // across}" if across else warp.role
 
     def mates(self, warp: Warp, kind: str) -> list[Warp]:
         """All whom a warp meets."""

@@ -118,17 +118,14 @@ def _wait_group(w: Writer, op: ac.WaitGroupOp) -> None:
     w.put(f"M.wait_group(W, {op.pending.value.data})")
 
 
-def _meeting(kind: str) -> Rule:
-    def rule(w: Writer, op: Operation) -> None:
-        w.mark(op)
-        w.put(f"M.arrive(W, {kind!r})")
-        w.put(f"while (why := M.cannot_pass(W, {kind!r})): yield why")
-
-    return rule
-
-
-RING_RULES[ac.BarrierOp] = _meeting("barrier")
-RING_RULES[ac.WarpSyncOp] = _meeting("warp_sync")
+@rule_of(RING_RULES, ac.BarrierOp, ac.WarpSyncOp)
+def _meeting(w: Writer, op: ac.BarrierOp | ac.WarpSyncOp) -> None:
+    kind = "warp_sync"
+    if isinstance(op, ac.BarrierOp):
+        kind = "barrier" if op.across is None else f"barrier across {op.across.value.data}"
+    w.mark(op)
+    w.put(f"M.arrive(W, {kind!r})")
+    w.put(f"while (why := M.cannot_pass(W, {kind!r})): yield why")
 
 
 @rule_of(RING_RULES, ac.AwaitTurnOp)

@@ -60,6 +60,7 @@ tile.kernel @events(%a: !tile.view<512x64xf16>, %c: !tile.view<512x64xf16>) {
     // CHECK-NEXT:      async_copy.commit_group
     // CHECK-NEXT:      async_copy.wait_group 1
     // CHECK-NEXT:      async_copy.barrier
+    // CHECK-NEXT:      async_copy.barrier across 2
     %s, %f1 = async_copy.slot @ab[%f0] if %p : !async_copy.cursor<@ab, fill>
     async_copy.cp_async %a[%z, %z] -> %s["a"] bytes 16 : !tile.view<512x64xf16> -> !async_copy.slot<@ab, fill>
     async_copy.plain_copy %a[%z, %z] -> %s["a"] bytes 2 : !tile.view<512x64xf16> -> !async_copy.slot<@ab, fill>
@@ -67,5 +68,6 @@ tile.kernel @events(%a: !tile.view<512x64xf16>, %c: !tile.view<512x64xf16>) {
     async_copy.commit_group
     async_copy.wait_group 1
     async_copy.barrier
+    async_copy.barrier across 2
   }
 }

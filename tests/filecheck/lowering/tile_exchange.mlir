@@ -24,9 +24,9 @@
 // CHECK:           mma.store %parts -> %sum_slot["sum"]
 // CHECK:           %total = mma.reduce sum %{{.*}} -> !mma.fragment<16x1xf32, c, m16n8k16>
 
-// A wait of an internal pipeline is a barrier, nothing else.
+// A wait of an internal pipeline is a barrier of the warps that share the row, nothing else.
 // LOWERED:         mma.store %{{.*}} -> %max_slot["max"]
-// LOWERED-NEXT:    async_copy.barrier
+// LOWERED-NEXT:    async_copy.barrier across 2
 // LOWERED-NEXT:    %max_all, %{{.*}} = async_copy.slot @max
 // LOWERED-NEXT:    mma.load %max_all["max"]
 // LOWERED-NEXT:    mma.reduce max
