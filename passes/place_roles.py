@@ -140,7 +140,6 @@ def _release_early(consumer: ac.ConsumerOp) -> None:
             block.insert_op_after(op, before)
 
 
-
 def _names(op: Operation, slot: SSAValue) -> bool:
     """Whether an op, or one inside it, makes a slot or uses it."""
     return any(slot in (*inner.operands, *inner.results) for inner in op.walk())

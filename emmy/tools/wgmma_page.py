@@ -42,8 +42,14 @@ a product is executed changes. It is begun (`mma.issue`), committed in groups, a
 on: no op can name a sum that is in flight. A computed operand (the probabilities of attention) stays in registers.
 
 On this target the schedule table prefers `wgmma`; `--schedule "atom = m16n8k16"` asks for `mma.sync`. What a kernel took, and
-why, is what `--report` says. Attention takes it too, with 16 rows a warp:
-`"atom = wgmma, block = [128, 128, 64], warps = [8, 1]"`.
+why, is what `--report` says. A schedule may state any fields; others are chosen so that they fit. Attention takes `wgmma` too,
+with 16 rows a warp: `"atom = wgmma, block = [128, 128, 64], warps = [8, 1]"`.
+
+Where the sums of 64 rows are more than a warpgroup has registers for, as at head dimension 512, two warpgroups stand beside
+each other: `"atom = wgmma, block = [64, 64, 512], warps = [4, 2], repeat = 1"`. Both compute the same scores, and each its half
+of the result's columns. Nothing passes between them: as halves of 32 keys each, products with an operand in shared memory
+would be bound by its 128 bytes a cycle (64 x 32 x 16 multiply-adds take 16 cycles, their operands 24), and half of the
+probabilities would have to be exchanged.
 
 ## The consumer's loop, before and after
 
