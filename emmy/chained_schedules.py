@@ -106,10 +106,14 @@ def _row(most: int, block: tuple[int, int], warps: int, stages: int, across: int
     return ChainRow(most, replace(base, block=(*block, most), warps=(warps, across), stages=stages, **fields))
 
 
+FEW_ROWS = 16
+"""As many as have schedules of their own: one warp of them streams keys as fast as they come."""
+
+
 def _few(most: int, keys: int, stages: int, splits: int, across: int = 1, **fields: Any) -> ChainRow:
-    """Up to 16 rows: one warp of rows a CTA, and as many CTAs on a multiprocessor as keep its share of the memory busy."""
+    """Few rows: one warp of rows a CTA, and as many CTAs on a multiprocessor as keep its share of the memory busy."""
     base: dict[str, Any] = {"splits": splits, "epilogue": "direct", **fields}
-    return replace(_row(most, (16, keys), 1, stages, across, **base), rows=16)
+    return replace(_row(most, (FEW_ROWS, keys), 1, stages, across, **base), rows=FEW_ROWS)
 
 
 # 32 rows a warp halve the traffic of shared memory against 16, where registers allow them: at a depth of 128 they do not,
@@ -222,6 +226,8 @@ CHAINED_ROWS: dict[str, tuple[ChainRow, ...]] = {
 """Target name -> rows, those for few rows first, by growing depth; `table_row` says which one a chain takes."""
 
 
+PACK = Schedule(block=(16, 64, 16), warps=(1, 1), stages=1, raster=1, delay=0, prefetch=0, epilogue="direct")
+"""Of the kernel that makes rows of one tile of the heads that share keys."""
 COMBINE = Schedule(block=(64, 32, 16), warps=(1, 1), stages=2, raster=1, delay=0, prefetch=0, epilogue="direct")
 """Of the kernel that combines splits, some columns of one row a CTA. The block's rows are splits, of which there are seldom more:
 all that a CTA does is one wait for memory."""

@@ -5,12 +5,13 @@ keys are split, how often, the workspaces and the kernel that combines.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from xdsl.dialects import arith, scf
 from xdsl.dialects.builtin import TensorType, UnitAttr, f32, i32
 from xdsl.ir import Block, SSAValue
 
-from emmy.chained_schedules import COMBINE, variant_schedule
+from emmy.chained_schedules import COMBINE, PACK, variant_schedule
 from emmy.dialects.common import DYNAMIC, Index
 from emmy.dialects.tensor_op import tensor_type
 from emmy.dialects.tile import (
@@ -44,6 +45,9 @@ def lower_weighted_sum(
     """Launch what fills `whole`; the kernels. `fresh` makes a name from a suffix."""
     variants = [variant for variant in variants if not variant.transposed] or [VARIANTS[PREFERRED]]
     build = TileBuilder(host)
+    kernels: list[KernelOp] = []
+    if what.tokens is not None:
+        what, kernels = _pack(what, host, fresh, variants)
     batch, heads, rows, _ = (_host_size(build, what.q, axis) for axis in range(4))
     if what.starts is not None:
         batch = build.sub(_host_size(build, what.starts[0], 0), 1, "sequences")
@@ -72,11 +76,12 @@ def lower_weighted_sum(
             )
         )
         tiles = build.mul(tiles, splits, "ctas")
-    kernels = [
+    programs = [
         Program(what, parts or whole, variant_schedule(variant, schedule), variant).kernel(fresh(_ending(variant)))
         for variant in variants
     ]
-    _launch(host, kernels, build.index(tiles), [*what.tensors(), *(parts or whole).tensors()])
+    _launch(host, programs, build.index(tiles), [*what.tensors(), *(parts or whole).tensors()])
+    kernels += programs
     if flat is not None:
         combines = [Combine(what, flat, whole, variant) for variant in variants]
         blocks = build.ceildiv(tensor_type(what.v).get_shape()[3], combines[0].columns)
@@ -85,6 +90,45 @@ def lower_weighted_sum(
         _launch(host, last, ctas, [*flat.tensors(), *whole.tensors()])
         kernels += last
     return kernels
+
+
+def _pack(
+    what: WeightedSum, host: Emitter, fresh: Callable[[str], str], variants: Sequence[Variant]
+) -> tuple[WeightedSum, list[KernelOp]]:
+    """The same of a q in which all heads that share a key head are rows, and the kernels that copy it."""
+    build, element = TileBuilder(host), tensor_type(what.q).element_type
+    batch, (_, heads, rows, depth) = _host_size(build, what.q, 0), tensor_type(what.q).get_shape()
+    groups = tensor_type(what.k).get_shape()[1]
+    size, dynamic = (batch, []) if isinstance(batch, int) else (DYNAMIC, [batch])
+    alloc = AllocOp(dynamic, TensorType(element, [size, groups, heads // groups * rows, depth]))
+    packed = named(host.value(alloc), "q_rows")
+    by_head = TensorType(element, [size, groups, heads // groups, rows, depth])
+    apart = named(host.value(ReshapeOp(packed, by_head)), "q_heads")
+    packs = [Pack(what, apart, variant) for variant in variants]
+    ctas = build.mul(build.mul(batch, heads), -(-rows // PACK.block[0]) * -(-depth // PACK.block[1]), "pack_ctas")
+    kernels = [pack.kernel(fresh(f"_pack{_ending(pack.variant)}")) for pack in packs]
+    _launch(host, kernels, build.index(ctas), [what.q, apart])
+    return replace(what, q=packed), kernels
+
+
+class Pack(KernelBuilder):
+    """The kernel that copies queries, B x H x S x D in any memory order, to B x G x H/G x S x D without gaps."""
+
+    def __init__(self, what: WeightedSum, packed: SSAValue, variant: Variant):
+        super().__init__(what.source, PACK, [what.q], [packed], None, variant)
+        self.q, self.packed = what.q, packed
+
+    def kernel(self, name: str) -> KernelOp:
+        """All of it."""
+        build, (rows, columns, _) = self.build, PACK.block
+        sizes = [self.size(self.q, axis, n) for axis, n in enumerate(("batch", "heads", "rows", "depth"))]
+        b, h, m, e = self.grid(sizes, (1, 1, rows, columns), "bhme")
+        together = tensor_type(self.packed).get_shape()[2]
+        group = build.div(h, together, "group")
+        head = build.sub(h, build.mul(group, together), "head")
+        tile = build.load(self.views[self.q], (b, h, m, e), (rows, columns), "q_tile")
+        self.store(tile, self.packed, (b, group, head, m, e))
+        return self.finished(name)
 
 
 def _ending(variant: Variant) -> str:
@@ -135,11 +179,17 @@ class Combine(KernelBuilder):
     def kernel(self, name: str) -> KernelOp:
         """All of it."""
         build, parts = self.build, self.parts
-        batch, heads, splits = (self.size(parts.tops, axis, n) for axis, n in enumerate(("batch", "heads", "splits")))
-        rows = build.div(self.size(parts.tops, 3, "statistics"), LEFT, "rows")
+        batch, _, splits = (self.size(parts.tops, axis, n) for axis, n in enumerate(("batch", "heads", "splits")))
+        heads = tensor_type(self.whole.value).get_shape()[1]
+        together = heads // tensor_type(parts.tops).get_shape()[1]
+        rows = build.div(self.size(parts.tops, 3, "statistics"), LEFT * together, "rows")
         b, h, m, e = self.grid((batch, heads, rows, self.width), (1, 1, 1, self.columns), "bhme")
-        column = build.add(build.mul(m, self.width, "row_start"), e, "column")
-        statistic = build.mul(m, LEFT, "statistic")
+        group, row = h, m
+        if together > 1:  # heads that share a key head are rows, one after the other
+            group = build.div(h, together, "group")
+            row = build.add(build.mul(build.sub(h, build.mul(group, together)), rows), m, "row")
+        column = build.add(build.mul(row, self.width, "row_start"), e, "column")
+        statistic = build.mul(row, LEFT, "statistic")
         starts = [
             build.fill(LOWEST, (1, 1), "lowest"),
             build.fill(0.0, (1, LEFT), "none"),
@@ -151,7 +201,7 @@ class Combine(KernelBuilder):
         hidden = build.scalar(LOWEST, "hidden")
         inner = build.inside(body)
         tops, totals, products = (
-            inner.load(self.views[tensor], (b, h, x, place), (self.splits, columns), n)
+            inner.load(self.views[tensor], (b, group, x, place), (self.splits, columns), n)
             for tensor, place, columns, n in (
                 (parts.tops, statistic, LEFT, "part_tops"),
                 (parts.totals, statistic, LEFT, "part_totals"),

@@ -199,9 +199,13 @@ class Program(KernelBuilder):
             edges.append(("lt", build.index(before), None))
             oldest = build.max(build.add(before, 1, "reach_back"), 0, "oldest")
             return Keys(self.block_of(oldest), keys, tuple(edges))
-        shift = build.sub(keys, rows, "shift")
-        first = build.add(m, shift, "first")
-        reach = self.rows + (0 if causal or window is None else window - 1)
+        if what.tokens is None:
+            shift, span = build.sub(keys, rows, "shift"), self.rows
+            first = build.add(m, shift, "first")
+        else:  # all rows are in one tile
+            shift, span = build.sub(keys, what.tokens, "shift"), what.tokens
+            first = shift
+        reach = span + (0 if causal or window is None else window - 1)
         high = build.min(build.add(first, reach, "reach"), keys, "last")
         if not isinstance(shift, int) or shift + reach < 0:
             high = build.max(high, 0, "high")
@@ -226,9 +230,22 @@ class Program(KernelBuilder):
         return self.build.mul(self.build.div(key, step, "blocks"), step, "low")
 
     def position(self, first: Number, distance: int, name: str) -> SSAValue:
-        """For each row the key at a distance from its own."""
-        at = self.build.index(self.build.add(first, distance, f"{name}_first"))
-        return named(self.build.emit.value(CoordOp(0, at, TileType.get((self.rows, 1), i32))), name)
+        """For each row the key at a distance from its own; the first one's is `first`."""
+        build, tokens = self.build, self.what.tokens
+        start, shape = build.add(first, distance, f"{name}_first"), TileType.get((self.rows, 1), i32)
+        found = named(build.emit.value(CoordOp(0, build.index(start), shape)), name)
+        if tokens is None:
+            return found
+        row = named(build.emit.value(CoordOp(0, build.index(0), shape)), "row_number")
+        for head_row in range(tokens, self.heads_rows(), tokens):
+            again = named(build.emit.value(CoordOp(0, build.index(build.sub(start, head_row, "again")), shape)), name)
+            reached = build.map("ge", row, build.index(head_row), name="of_next_head")
+            found = build.map("select", reached, again, found, name=name)
+        return found
+
+    def heads_rows(self) -> int:
+        """Rows of all heads that share a key head."""
+        return tensor_type(self.what.q).get_shape()[2]
 
     def share(self, keys: Keys, split: SSAValue, splits: Number) -> Keys:
         """The keys of one split: whole blocks, dealt out evenly."""

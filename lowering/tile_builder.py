@@ -130,7 +130,8 @@ class TileBuilder:
         """An elementwise function: comparisons give i1, functions of integers i32, others f32."""
         shapes = [tile_type(a).get_shape() for a in args if isinstance(a.type, TileType)]
         shape = [max(sizes) for sizes in zip(*shapes, strict=True)]
-        elements = [a.type.element_type if isinstance(a.type, TileType) else a.type for a in args]
+        of_values = args[1:] if kind == "select" else args
+        elements = [a.type.element_type if isinstance(a.type, TileType) else a.type for a in of_values]
         element: Attribute = i32 if all(e in (i32, Index) for e in elements) else f32
         result = TileType.get(shape, i1 if kind in COMPARISONS else element)
         return named(self.emit.value(MapOp(MapKindAttr(MapKind(kind)), args, result)), name)

@@ -59,9 +59,10 @@ class WeightedSum:
     """What is computed, over tensors of the host function.
 
     q: B x H x S x D, k: B x G x T x D, v: B x G x T x E, bias: of sizes B, H, S, T or 1. Row i stands at key i + T - S, or with
-    `last_row` every row at the last key. `starts`, `most_rows`, `pages` (table, counts): `lengths` and `pages` of level 1, as are
-    `causal`, `window`, `softcap` and `scale`. of_scores, of_values: how the two products are summed. `source` is the op that
-    this is a program of; `remark` is a sentence about it, or None.
+    `last_row` every row at the last key. With `tokens` the rows are those of all heads that share a key head, one head after the
+    other, and what q becomes has G heads: row i then stands at key (i modulo tokens) + T - tokens. `starts`, `most_rows`, `pages`
+    (table, counts): `lengths` and `pages` of level 1, as are `causal`, `window`, `softcap` and `scale`. of_scores, of_values: how
+    the two products are summed. `source` is the op that this is a program of; `remark` is a sentence about it, or None.
     """
 
     source: Operation
@@ -80,6 +81,7 @@ class WeightedSum:
     of_scores: AccumulateAttr
     of_values: AccumulateAttr
     remark: str | None = None
+    tokens: int | None = None
 
     def tensors(self) -> list[SSAValue]:
         """All that is read."""

@@ -43,7 +43,7 @@ from xdsl.printer import Printer
 from xdsl.traits import Pure
 from xdsl.utils.exceptions import VerifyException
 
-from emmy.chained_schedules import Chain
+from emmy.chained_schedules import FEW_ROWS, Chain
 from emmy.dialects.common import DYNAMIC, shape_text
 from emmy.dialects.tensor_op import (
     AccumulateAttr,
@@ -335,11 +335,18 @@ class AttentionOp(CompositeOp):
         return None if DYNAMIC in (batch, heads) else batch * heads
 
     def _rows(self) -> int | None:
-        """Rows of one key head, None for `?` and with lengths: those of one query's heads are packed."""
+        """Rows of one key head, None for `?` and with lengths: those of one query's heads are packed, and of few queries'."""
         if self.starts_q is not None:
             return None
         (_, heads, rows, _), groups = tensor_type(self.q).get_shape(), tensor_type(self.k).get_shape()[1]
-        return heads // groups if rows == 1 else rows if rows != DYNAMIC else None
+        return heads // groups if rows == 1 else self._rows_together() or (rows if rows != DYNAMIC else None)
+
+    def _rows_together(self) -> int:
+        """Rows of all heads that share a key head, if there are several of each and few in all; else 0."""
+        (_, heads, rows, _), groups = tensor_type(self.q).get_shape(), tensor_type(self.k).get_shape()[1]
+        together = heads // groups * rows
+        alike = self.bias is None and self.starts_q is None and heads > groups
+        return together if alike and 1 < rows < together <= FEW_ROWS else 0
 
     def sizes(self, operands: Sequence[Sequence[Any]]) -> CompositeSizes:
         given = dict(zip(self.given(), operands, strict=True))
@@ -472,6 +479,7 @@ class AttentionOp(CompositeOp):
             of_scores=self.policies()[0],
             of_values=self.policies()[1],
             remark=self.remark(),
+            tokens=shape[2] if schedule.data.splits and self._rows_together() else None,
         )
         whole = Whole(*[self._packed(result, host) for result in results], *[None] * (2 - len(results)))
         return lower_weighted_sum(what, whole, schedule.data, host, fresh, variants), results

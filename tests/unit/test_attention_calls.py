@@ -65,6 +65,36 @@ def test_one_query(target, keys):
     check(text("2x6x1x64", "2x2x?x64", "2x2x?x64", "scale 0.2 causal"), arrays, target, landing="random", seed=2)
 
 
+@pytest.mark.parametrize(
+    ("target", "clauses", "tokens", "heads"),
+    [
+        ("sm_89", "scale 0.2 causal", 2, 6),
+        ("sm_90a", "scale 0.2", 3, 10),
+        ("sm_90a", "scale -0.2 causal window 20", 4, 8),
+        ("sm_89", "scale 0.2 window 9", 8, 4),
+        ("sm_90a", "scale 0.2 causal", 8, 4),
+    ],
+)
+def test_few_queries_of_heads_that_share_keys(target, clauses, tokens, heads):
+    """Rows of one tile are those of all heads and tokens: each at its own key; fewer keys than tokens, none, many splits."""
+    source = text(f"?x{heads}x{tokens}x32", "?x2x?x32", "?x2x?x48", clauses)
+    assert "f_kernel_pack" in emmy.compile(source, target).portable_artefact.kernels
+    for keys in (0, tokens - 1, 100):
+        arrays = [draw(2, heads, tokens, 32), draw(2, 2, keys, 32), draw(2, 2, keys, 48)]
+        check(source, arrays, target, landing="random", seed=6)
+
+
+def test_few_queries_lie_anywhere():
+    """Rows, heads, columns, as models have them; an odd head dimension; pages."""
+    arrays = [order(draw(2, 4, 3, 59), (0, 2, 1, 3)), draw(2, 2, 90, 59), draw(2, 2, 90, 21)]
+    check(text("2x4x3x59", "2x2x90x59", "2x2x90x21", "scale 0.2 causal"), arrays)
+    table, counts = np.int32([[3, 1, 5, 0], [2, 8, 7, 6], [0, 0, 0, 0]]), np.int32([74, 128, 1])
+    arrays = [order(draw(3, 8, 3, 64), (0, 2, 1, 3)), draw(9, 2, 32, 64), draw(9, 2, 32, 64), table, counts]
+    source = ragged("?x8x3x64", "?x2x32x64", "?x2x32x64", "pages %x, %y", "tensor<?x?xi32>", "tensor<?xi32>")
+    assert "f_kernel_pack" in emmy.compile(source, "sm_90a").portable_artefact.kernels
+    check(source, arrays, landing="random", seed=7)
+
+
 def test_one_query_of_a_cache():
     """Keys lie as batch, keys, heads, columns; queries in a larger tensor. Windows begin within a split."""
     cache = order(draw(2, 2, 300, 64), (0, 2, 1, 3))
