@@ -170,10 +170,12 @@ _ASYNC_SYNCHRONISATION: tuple[tuple[str, tuple[str, ...], str, str], ...] = (
     ("cp_async_bulk_commit_group", (), "cp.async.bulk.commit_group", "tma"),
     ("cp_async_bulk_wait_group", ("pending",), "cp.async.bulk.wait_group $0", "tma"),
     ("cp_async_bulk_wait_group_read", ("pending",), "cp.async.bulk.wait_group.read $0", "tma"),
+    ("griddepcontrol_wait", (), "griddepcontrol.wait", "tma"),
+    ("griddepcontrol_launch_dependents", (), "griddepcontrol.launch_dependents", "tma"),
     ("setmaxnreg_inc", ("registers",), "setmaxnreg.inc.sync.aligned.u32 $0", "setmaxnreg"),
     ("setmaxnreg_dec", ("registers",), "setmaxnreg.dec.sync.aligned.u32 $0", "setmaxnreg"),
 )
-"""Name, immediates, text, what of a target they need: the async proxy and the register pool."""
+"""Name, immediates, text, what of a target they need: the async proxy, launches that overlap, and the register pool."""
 
 _CLUSTER_SYNCHRONISATION: tuple[tuple[str, str, str], ...] = (
     ("barrier_cluster_arrive", "barrier.cluster.arrive.release.aligned", "tma"),

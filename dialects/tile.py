@@ -26,7 +26,19 @@ from xdsl.ir import Dialect
 
 from emmy.dialects.tile_elements import CastOp, ClusterSumOp, CoordOp, DotOp, FillOp, MapOp, ReduceOp, SqueezeOp
 from emmy.dialects.tile_host import AllocOp, DispatchOp, LaunchOp, RequireEqualOp, ReshapeOp, SmCountOp
-from emmy.dialects.tile_kernels import CtaCountOp, CtaIdOp, DimOp, GridOp, KernelOp, LoadOp, ReadOp, SliceOp, StoreOp
+from emmy.dialects.tile_kernels import (
+    CtaCountOp,
+    CtaIdOp,
+    DependencyWaitOp,
+    DimOp,
+    GridOp,
+    KernelOp,
+    LaunchDependentsOp,
+    LoadOp,
+    ReadOp,
+    SliceOp,
+    StoreOp,
+)
 from emmy.dialects.tile_types import ScheduleAttr, TileType, ViewType
 
 Tile = Dialect(
@@ -39,6 +51,8 @@ Tile = Dialect(
         RequireEqualOp,
         DispatchOp,
         KernelOp,
+        DependencyWaitOp,
+        LaunchDependentsOp,
         GridOp,
         CtaIdOp,
         CtaCountOp,

@@ -118,6 +118,38 @@ class KernelOp(IRDLOperation):
                 raise VerifyException(f"kernel arguments are views, got {arg.type}")
 
 
+class DependencyOp(IRDLOperation):
+    """What launches that follow each other agree on: an op of the kernel's block, in front of all that touches memory."""
+
+    def __init__(self):
+        super().__init__()
+
+    def verify_(self) -> None:
+        if not isinstance(self.parent_op(), KernelOp):
+            raise VerifyException("stands in a kernel, outside of loops and roles")
+
+
+@irdl_op_definition
+class DependencyWaitOp(DependencyOp):
+    """The launches before this one are done, and what they wrote can be read. PTX: griddepcontrol.wait.
+
+    A kernel that has it is launched while the launch before it may still run (*programmatic dependent launch*): its barriers
+    are there and its tensor maps fetched when it gets to read. It touches no memory before. Targets without it launch one
+    kernel after the other.
+    """
+
+    name = "tile.dependency_wait"
+    assembly_format = "attr-dict"
+
+
+@irdl_op_definition
+class LaunchDependentsOp(DependencyOp):
+    """From here on, if all CTAs have got here, a kernel that waits may begin. PTX: griddepcontrol.launch_dependents."""
+
+    name = "tile.launch_dependents"
+    assembly_format = "attr-dict"
+
+
 @irdl_op_definition
 class GridOp(IRDLOperation):
     """The element offsets of this CTA's tile: `extents` split into blocks of `blocks` elements, one CTA for each block.

@@ -91,7 +91,8 @@ Param: TypeAlias = tuple[str, str | int | BoundTensorMap]
 class BoundLaunch:
     """A launch with numbers for expressions. `params` holds ("pointer", name), ("u32" | "u64", value) or ("tensor_map",
     `BoundTensorMap`), in order. `passed_over`: the kernels that were preferred, and why each does not take this call, or those
-    that take it too, and how much longer they take. `variant`: its name in `emmy.variants`, if it has one."""
+    that take it too, and how much longer they take. `variant`: its name in `emmy.variants`, if it has one. `programmatic`: as in
+    `LaunchSpec`."""
 
     image: str
     kernel: str
@@ -101,6 +102,7 @@ class BoundLaunch:
     params: tuple[Param, ...]
     passed_over: tuple[tuple[str, str], ...] = ()
     variant: str | None = None
+    programmatic: bool = False
 
 
 @dataclass(frozen=True)
@@ -430,6 +432,7 @@ def _bind_launch(launch: LaunchSpec, tensors: _Tensors, passed_over: PassedOver)
         tuple(params),
         passed_over,
         launch.get("variant"),
+        launch.get("programmatic", False),
     )
 
 

@@ -34,6 +34,9 @@ from emmy.launch_specs import (
 )
 from emmy.locations import location_of
 
+WAITS = "griddepcontrol_wait"
+"""The instruction of kernels that wait for earlier launches by themselves."""
+
 
 @dataclass(frozen=True)
 class Buffer:
@@ -218,6 +221,8 @@ class HostEvaluator:
             "shared_bytes": kernel.shared_bytes.value.data,
             "params": [self.parameter(param.data, kernel, buffers, facts, op) for param in kernel.params],
         }
+        if any(isinstance(op, ptx.Instruction) and op.row.name == WAITS for op in kernel.body.block.ops):
+            spec["programmatic"] = True
         if facts is None:
             self.row_major |= {buffer.name for buffer in buffers}
         else:

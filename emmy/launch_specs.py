@@ -107,7 +107,8 @@ class LaunchSpec(TypedDict):
     A parameter is {"pointer": buffer}, {"u32" | "u64": E} or {"tensor_map": TensorMapSpec}. `wants` says, by name of the
     buffer, when the kernel may be launched; if that does not hold, the first of `otherwise` for which it does is launched
     instead (they have no `otherwise` of their own). Of kernels with a `time`, which stand before those without, the one whose
-    time is least is launched, if it may be. `variant`: its name in `emmy.variants`.
+    time is least is launched, if it may be. `variant`: its name in `emmy.variants`. `programmatic`:
+    it may begin before the launch before it has ended (it waits by itself).
     """
 
     image: str
@@ -118,6 +119,7 @@ class LaunchSpec(TypedDict):
     params: list[dict[str, Any]]
     time: NotRequired[Any]
     variant: NotRequired[str]
+    programmatic: NotRequired[bool]
     wants: NotRequired[dict[str, WantedSpec]]
     otherwise: NotRequired[list[LaunchSpec]]
 

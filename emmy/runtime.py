@@ -321,9 +321,28 @@ class CudaModule:
                 maps.append(PlannedMap(slot, index[value.of], value, {}))
             elif isinstance(value, str):
                 buffers.append((slot, index[value]))
-        given = (self.images.function(launch, stream), *launch.grid, *launch.block, launch.shared_bytes)
-        start = functools.partial(self.runtime.driver.cuLaunchKernel, *given)
+        start = self._starter(launch, self.images.function(launch, stream))
         return PlannedLaunch(start, values, buffers, maps)
+
+    def _starter(self, launch: BoundLaunch, function: Any) -> Callable[..., Any]:
+        """What launches a kernel, given stream, parameters and 0."""
+        driver = self.runtime.driver
+        if not launch.programmatic:
+            return functools.partial(driver.cuLaunchKernel, function, *launch.grid, *launch.block, launch.shared_bytes)
+        config, attribute, value = driver.CUlaunchConfig(), driver.CUlaunchAttribute(), driver.CUlaunchAttributeValue()
+        config.gridDimX, config.gridDimY, config.gridDimZ = launch.grid
+        config.blockDimX, config.blockDimY, config.blockDimZ = launch.block
+        config.sharedMemBytes = launch.shared_bytes
+        attribute.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+        value.programmaticStreamSerializationAllowed = 1
+        attribute.value = value
+        config.attrs, config.numAttrs = [attribute], 1
+
+        def start(stream: Any, parameters: int, extra: int) -> Any:
+            config.hStream = stream
+            return driver.cuLaunchKernelEx(config, function, parameters, extra)
+
+        return start
 
     def _tensor_map(self, planned: PlannedMap, address: int) -> HostMap:
         """The tensor map of the tensor at `address`, encoded when it is first met."""

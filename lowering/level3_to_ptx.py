@@ -125,6 +125,7 @@ class KernelLowering(FragmentLowering):
         self.kernel = kernel
         self.roles = roles_of(kernel)
         self.threads = 32 * sum(role.warps.value.data for role in self.roles)
+        self.waits = False
         kinds = [parameter_kinds(i, cast(tile.ViewType, arg.type)) for i, arg in enumerate(kernel.block.args)]
         params = [kind for view in kinds for kind in view]
         block = Block(arg_types=[i32 if kind.startswith("dim") else i64 for kind in params])
@@ -146,6 +147,7 @@ class KernelLowering(FragmentLowering):
             if not isinstance(op, async_copy.RoleOp):
                 self.convert(op)
         self.begin_barriers(self.kernel)
+        self.wait_for_launches()
         self.dispatch(self.roles, 0)
         drop_unused(self.block)
         shared_bytes = cast(IntegerAttr | None, self.kernel.attributes.get(SHARED_BYTES))
@@ -168,6 +170,25 @@ class KernelLowering(FragmentLowering):
             notes = {AHEAD: self.schedule.ahead, POLYNOMIAL: self.schedule.polynomial, HALVES: halves}
             new.attributes |= {name: IntegerAttr(value, i64) for name, value in notes.items() if value}
         return new
+
+    def launch_dependents(self, op: tile.LaunchDependentsOp) -> None:
+        """Where the target has it."""
+        if self.target.tma:
+            self.builder.emit("griddepcontrol_launch_dependents", ())
+
+    def dependency_wait(self, op: tile.DependencyWaitOp) -> None:
+        """Later: all that needs no memory comes before."""
+        read = next((x for x in self.kernel.block.ops if isinstance(x, tile.ReadOp)), None)
+        if read is not None:
+            raise EmmyError(
+                "a kernel that waits for other launches reads no number outside of its roles", location_of(op)
+            )
+        self.waits = self.target.tma
+
+    def wait_for_launches(self) -> None:
+        """Barriers are there and tensor maps on their way."""
+        if self.waits:
+            self.builder.emit("griddepcontrol_wait", ())
 
     @property
     def min_ctas(self) -> int:
@@ -382,6 +403,8 @@ CONVERSIONS: dict[type[Operation], Convert] = {
     scf.ForOp: KernelLowering.loop,
     scf.IfOp: KernelLowering.branch,
     tile.DimOp: KernelLowering.dim,
+    tile.DependencyWaitOp: KernelLowering.dependency_wait,
+    tile.LaunchDependentsOp: KernelLowering.launch_dependents,
     tile.ReadOp: KernelLowering.read,
     tile.SliceOp: KernelLowering.slice_view,
     tile.CtaIdOp: KernelLowering.cta_id,

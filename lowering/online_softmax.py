@@ -179,6 +179,7 @@ class Combine(KernelBuilder):
     def kernel(self, name: str) -> KernelOp:
         """All of it."""
         build, parts = self.build, self.parts
+        self.after_other_launches()
         batch, _, splits = (self.size(parts.tops, axis, n) for axis, n in enumerate(("batch", "heads", "splits")))
         heads = tensor_type(self.whole.value).get_shape()[1]
         together = heads // tensor_type(parts.tops).get_shape()[1]

@@ -85,6 +85,8 @@ class Program(KernelBuilder):
     def kernel(self, name: str) -> KernelOp:
         """All of it."""
         what, build, into = self.what, self.build, self.into
+        if isinstance(into, Parts):
+            self.before_other_launches()
         batch, heads, rows = (self.size(what.q, axis, n) for axis, n in enumerate(("batch", "heads", "rows")))
         if what.starts is not None:
             batch = build.sub(self.size(what.starts[0], 0, "ends"), 1, "sequences")

@@ -222,7 +222,10 @@ def is_index_arithmetic(op: Operation) -> bool:
 
 
 def stays_at_top(op: Operation, staying: set[Operation]) -> bool:
-    """Can an op of the kernel's block stand before both halves? It is index arithmetic, and needs only such ops."""
+    """Can an op of the kernel's block stand before both halves? It is index arithmetic, and needs only such ops; or it is about
+    other launches."""
+    if isinstance(op, tile.DependencyWaitOp | tile.LaunchDependentsOp):
+        return True
     return is_index_arithmetic(op) and all(
         not isinstance(v.owner, Operation) or v.owner in staying for v in _outer_operands(op)
     )

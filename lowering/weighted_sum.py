@@ -14,9 +14,11 @@ from xdsl.ir import Attribute, Block, Operation, Region, SSAValue
 from emmy.dialects.common import DYNAMIC
 from emmy.dialects.tensor_op import AccumulateAttr, tensor_type
 from emmy.dialects.tile import (
+    DependencyWaitOp,
     DimOp,
     GridOp,
     KernelOp,
+    LaunchDependentsOp,
     ScheduleAttr,
     SliceOp,
     SqueezeOp,
@@ -165,6 +167,14 @@ class KernelBuilder:
         for tensor, view in self.views.items():
             view.name_hint = tensor.name_hint
         self.build = TileBuilder(Emitter(self.block, source))
+
+    def before_other_launches(self) -> None:
+        """The kernel that is launched next waits for this one by itself: it may come as soon as there is room for it."""
+        self.build.emit(LaunchDependentsOp())
+
+    def after_other_launches(self) -> None:
+        """This kernel waits for those before it by itself."""
+        self.build.emit(DependencyWaitOp())
 
     def size(self, tensor: SSAValue, axis: int, name: str) -> Number:
         """A size of a tensor: a number, or read from its view."""

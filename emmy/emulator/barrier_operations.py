@@ -49,6 +49,15 @@ def decode_sleep(spelling: Spelling) -> Operation:
     return Operation("nanosleep", _nothing, destinations=0)
 
 
+@instruction("griddepcontrol")
+def decode_dependency(spelling: Spelling) -> Operation:
+    """Nothing: launches run one after the other. That global memory is touched after a wait only is seen in the text."""
+    spelling.available((7, 8), 90)
+    spelling.require("wait", "launch_dependents")
+    spelling.finish(0)
+    return Operation(spelling.prefix, _nothing, destinations=0)
+
+
 @instruction("membar", "fence")
 def decode_fence(spelling: Spelling) -> Operation:
     """Fences order accesses only together with a barrier or mbarrier, which is where the race detector looks."""

@@ -25,6 +25,8 @@ Argument = Array | Uninitialised | Pointer | int | float | bytes | np.generic
 DEFAULT_BUDGET = 50_000_000
 MOST_SHARED_BYTES = 232_448  # of a CTA on sm_90, the largest of all targets
 MOST_GRANULE = 8  # bytes: of an mbarrier
+GRID_WAIT = "griddepcontrol.wait"
+GLOBAL_ACCESSES = ("ld.global", "st.global", "cp.async.c", "cp.async.bulk.tensor", "red.global", "atom.global")
 MOST_CTAS = 8  # of a portable cluster
 
 
@@ -111,7 +113,24 @@ class Emulator:
         return report
 
 
+def _check_dependency(kernel: Kernel) -> None:
+    """A kernel that waits for the launches before it touches global memory after that, and waits unconditionally."""
+    opcodes = [instruction.opcode for instruction in kernel.instructions]
+    if GRID_WAIT not in opcodes:
+        return
+    place = opcodes.index(GRID_WAIT)
+    for instruction in kernel.instructions[: place + 1]:
+        if instruction.opcode.startswith(GLOBAL_ACCESSES):
+            raise EmulatorError(
+                f"line {instruction.line}: {instruction.opcode} touches global memory before {GRID_WAIT}, while the launch "
+                "before may still write it"
+            )
+    if kernel.instructions[place].guard is not None:
+        raise EmulatorError(f"line {kernel.instructions[place].line}: {GRID_WAIT} stands under a predicate")
+
+
 def _decode(kernel: Kernel) -> Program:
+    _check_dependency(kernel)
     operations = [decode(instruction, kernel.module) for instruction in kernel.instructions]
     widths = [o.shared_bytes for o in operations if o.shared_bytes]
     uses = [register_uses(*pair) for pair in zip(kernel.instructions, operations, strict=True)]

@@ -130,6 +130,11 @@ def _if(cta: Cta, op: scf.IfOp, operands: list[Any]) -> list[Any]:
     return cta.run(region.block.ops) if region.blocks else []
 
 
+def _dependency(cta: Cta, op: tile.DependencyWaitOp | tile.LaunchDependentsOp, operands: list[Any]) -> list[Any]:
+    """Nothing: launches run one after the other here."""
+    return []
+
+
 def _dim(cta: Cta, op: tile.DimOp, operands: list[Any]) -> list[Any]:
     return [operands[0].shape[op.axis.value.data]]
 
@@ -241,6 +246,8 @@ def _coord(cta: Cta, op: tile.CoordOp, operands: list[Any]) -> list[Any]:
 STEPS: dict[type[Operation], Callable[[Cta, Any, list[Any]], list[Any]]] = {
     scf.ForOp: _for,
     scf.IfOp: _if,
+    tile.DependencyWaitOp: _dependency,
+    tile.LaunchDependentsOp: _dependency,
     tile.DimOp: _dim,
     tile.GridOp: _grid,
     tile.CtaIdOp: _cta_id,

@@ -95,6 +95,13 @@ def _dim(w: Writer, op: tile.DimOp) -> None:
     w.put(f"{w.name(op.result)} = {w.name(op.source)}.shape[{op.axis.value.data}]")
 
 
+def _dependency(w: Writer, op: Operation) -> None:
+    """Nothing: launches run one after the other here."""
+
+
+RULES[tile.DependencyWaitOp] = RULES[tile.LaunchDependentsOp] = _dependency
+
+
 @rule_of(RULES, tile.ReadOp)
 def _read(w: Writer, op: tile.ReadOp) -> None:
     w.put(f"{w.name(op.result)} = int({w.name(op.view)}[{w.indices(op.indices)}])")

@@ -32,6 +32,10 @@ tile.kernel @kernel(%a: !tile.view<?x3840xf16, strides [?, 1]>, %b: !tile.view<4
   %N = arith.constant 4096 : index
   // CHECK:         %m, %n = tile.grid [%M by 128, %N by 256] raster 8
   %m, %n = tile.grid [%M by 128, %N by 256] raster 8
+  // CHECK-NEXT:    tile.launch_dependents
+  tile.launch_dependents
+  // CHECK-NEXT:    tile.dependency_wait
+  tile.dependency_wait
   // CHECK-NEXT:    %id = tile.cta_id
   %id = tile.cta_id
   // CHECK-NEXT:    %zero = tile.fill 0.000000e+00 : f32 : !tile.tile<128x256xf32>

@@ -130,6 +130,7 @@ func.func @deep(%q: tensor<1x8x512x256xbf16>) -> (tensor<1x8x512x256xbf16>, tens
 // CHECK:          tile.launch @decode_kernel_combine[%c32] (%part_sums, %part_tops, %part_totals, %o_1)
 // CHECK:        tile.kernel @decode_kernel
 // CHECK-SAME:     block = [16, 64, 128], warps = [1, 1], stages = 2, splits = 3
+// CHECK-NEXT:     tile.launch_dependents
 // CHECK:          %b, %h, %x, %m = tile.grid [%c1 by 1, %c2 by 1, %splits by 1, %c4 by 16]
 // CHECK:          %before = arith.subi %keys, %c1025 : index
 // CHECK:          %span = arith.subi %keys, %low : index
@@ -143,6 +144,7 @@ func.func @deep(%q: tensor<1x8x512x256xbf16>) -> (tensor<1x8x512x256xbf16>, tens
 // CHECK:          tile.store %last_total, %part_totals[%b, %h, %x, %m, %c0]
 // CHECK:        tile.kernel @decode_kernel_combine
 // CHECK-SAME:     block = [64, 32, 16], warps = [1, 1], stages = 2
+// CHECK-NEXT:     tile.dependency_wait
 // CHECK:          %b, %h, %m, %e = tile.grid [%c1 by 1, %c2 by 1, %c4 by 1, %c128 by 32]
 // CHECK:          scf.for %x = %c0 to %splits step %c64
 // CHECK:            tile.load %part_tops[%b, %h, %x, %statistic]
@@ -156,4 +158,26 @@ func.func @decode(%q: tensor<1x8x1x128xf16>, %k: tensor<1x2x?x128xf16>, %v: tens
   %o = tensor_op.attention %q, %k, %v scale 0.125 causal window 1024
     : (tensor<1x8x1x128xf16>, tensor<1x2x?x128xf16>, tensor<1x2x?x128xf16>) -> tensor<1x8x1x128xf16>
   func.return %o : tensor<1x8x1x128xf16>
+}
+
+// Four queries of 8 heads that share 2 key heads: 16 rows of one tile each, which a kernel copies together first. A row of the
+// result is found by its head and its query.
+// CHECK-LABEL:  func.func @queries
+// CHECK:          %q_rows = tile.alloc[] : tensor<1x2x16x64xf16>
+// CHECK-NEXT:     %q_heads = tile.reshape %q_rows : tensor<1x2x16x64xf16> to tensor<1x2x4x4x64xf16>
+// CHECK:          tile.launch @queries_kernel_pack[%c8] (%q, %q_heads)
+// CHECK:          tile.launch @queries_kernel[%ctas] (%q_rows, %k, %v
+// CHECK:          tile.launch @queries_kernel_combine[%c64] (%part_sums, %part_tops, %part_totals, %o)
+// CHECK:        tile.kernel @queries_kernel_pack
+// CHECK:          tile.store %q_tile, %q_heads[%b, %group, %head, %m, %e]
+// CHECK:        tile.kernel @queries_kernel
+// CHECK:          %of_next_head = tile.map ge %row_number, %c4
+// CHECK:          tile.map select %of_next_head
+// CHECK:        tile.kernel @queries_kernel_combine
+// CHECK:          %group = arith.divui %h, %c4
+// CHECK:          tile.load %part_sums[%b, %group, %x, %column]
+func.func @queries(%q: tensor<1x8x4x64xf16>, %k: tensor<1x2x?x64xf16>, %v: tensor<1x2x?x64xf16>) -> tensor<1x8x4x64xf16> {
+  %o = tensor_op.attention %q, %k, %v scale 0.125 causal
+    : (tensor<1x8x4x64xf16>, tensor<1x2x?x64xf16>, tensor<1x2x?x64xf16>) -> tensor<1x8x4x64xf16>
+  func.return %o : tensor<1x8x4x64xf16>
 }
