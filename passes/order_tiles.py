@@ -29,16 +29,18 @@ class OrderTiles(ModulePass):
     """Contract: renumbers the tiles of `tile.kernel`s of level 2 whose loop over products is longer for some tiles than for
     others. Each tile is computed once, as before; nothing else changes.
 
-    Accepts kernels with one `tile.grid`, before or after `persistent-grid`. Acts where the schedule says `order = heavy`, or
-    `auto`, and the bounds of a loop with products grow (or shrink) with the offset in the grid's last dimension, as
+    Accepts kernels with one `tile.grid`, before or after `persistent-grid`. Acts where the schedule says `order = heavy`, `light`
+    or `auto`, and the bounds of a loop with products grow (or shrink) with the offset in the grid's last dimension, as
     index arithmetic shows (both of them where a window begins before the first key); raster 1.
 
-    Guarantees: the tiles of all other dimensions' blocks (the *heads*) are taken with the heaviest offset first. Heads go in
+    Guarantees: the tiles of all other dimensions' blocks (the *heads*) are taken with the heaviest offset first; with `order =
+    light`, which `auto` takes for windows, with the lightest one. Heads go in
     groups, one after the other, so that what a group reads in the loop fits the L2 cache of `target`, as far as static sizes
     say. Where CTAs share multiprocessors, those of the second half of the first wave are taken in reverse, so that each
     multiprocessor has a heavy tile and a light one; in a persistent kernel, so is every second round.
 
-    Why: with rows of a triangle in their own order the last CTAs to start are the longest.
+    Why: with rows of a triangle in their own order the last CTAs to start are the longest. Of a window all tiles but the first
+    are alike: CTAs that begin with those are apart from then on, and do not all want memory at once.
 
     Before:                                              After (8 heads of 32 tiles):
         %b, %h, %m = tile.grid [..] raster 1                 %c = tile.cta_id
@@ -78,7 +80,10 @@ def order(kernel: tile.KernelOp, target: Target) -> None:
         heads = do.multiply(heads, count)
     rank = rank_of_cta(grid, do, do.multiply(heads, tiles), resident_ctas(kernel, schedule, target), target)
     head, light = split_rank(do, rank, heads, tiles, heads_at_once(loops, heads, target))
-    last = do.subtract(do.subtract(tiles, 1), light) if growth == {1} else light
+    windows = all(is_window(loop, grid.offsets[-1]) for loop in loops)
+    lightest_first = schedule.order == "light" or (schedule.order == "auto" and windows)
+    falling = (growth == {1}) != lightest_first
+    last = do.subtract(do.subtract(tiles, 1), light) if falling else light
     number = do.value(do.add(do.multiply(head, tiles), last))
     number.name_hint = "number"
     new = emit(tile.GridOp(grid.extents, grid.get_blocks(), 1, number))
@@ -107,10 +112,14 @@ def growth_of_trips(loop: scf.ForOp, offset: SSAValue) -> int | None:
 
     A loop whose bounds both move is a window of one size, except where its beginning stays at 0: the first tiles have less.
     """
-    begins, ends = growth(loop.lb, offset), growth(loop.ub, offset)
-    if begins == ends == 1 and is_held_back(loop.lb):
+    if is_window(loop, offset):
         return 1
-    return _sum(ends, _negated(begins))
+    return _sum(growth(loop.ub, offset), _negated(growth(loop.lb, offset)))
+
+
+def is_window(loop: scf.ForOp, offset: SSAValue) -> bool:
+    """Do both bounds of a loop move with an offset, of which the lower one begins at a constant?"""
+    return growth(loop.lb, offset) == growth(loop.ub, offset) == 1 and is_held_back(loop.lb)
 
 
 def is_held_back(value: SSAValue) -> bool:

@@ -96,15 +96,25 @@ def work(chain: Chain, number: int) -> int:
     return max(min(first + chain.block[0], chain.columns) - begin, 0)
 
 
-@pytest.mark.parametrize("window", [0, 65])
-def test_heavy_tiles_come_first(window: int):
-    """Of a window, too: the first tiles have less, the others the same."""
-    chain = Chain(heads=4, rows=256, columns=256, block=(32, 32), causal=True, window=window)
+@pytest.mark.parametrize(
+    ("window", "order", "heavy"),
+    [
+        (0, "auto", True),
+        (0, "heavy", True),
+        (0, "light", False),
+        (65, "auto", False),
+        (65, "heavy", True),
+        (65, "light", False),
+    ],
+)
+def test_heavy_tiles_come_first(window: int, order: str, heavy: bool):
+    """Of a window the light ones do: the first tiles have less, the others the same."""
+    chain = Chain(heads=4, rows=256, columns=256, block=(32, 32), causal=True, window=window).with_schedule(order=order)
     module = ordered(chain)
     order = [tiles_of(module, cta, 32)[0] for cta in range(32)]
     loads = [work(chain, number) for number in order]
-    assert loads == sorted(loads, reverse=True)
-    assert loads[0] > loads[-1]
+    assert loads == sorted(loads, reverse=heavy)
+    assert (loads[0] > loads[-1]) == heavy
 
 
 def test_heads_go_in_groups_that_fit_the_cache(monkeypatch: pytest.MonkeyPatch):
