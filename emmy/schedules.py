@@ -106,7 +106,7 @@ class Schedule:
     promote: contraction elements per f16 partial; 0 takes the policy's max_k.
     promotion: how a partial goes into the f32 sum: `convert` and add, or a product with an `identity`; `auto` takes the target's.
     partials: what order the products of a partial have (`split-accumulation`); `auto` takes what registers suffice for.
-    order: of tiles whose loops differ in length: as the grid numbers them, or the `heavy` or the `light` ones first; `auto`: `order-tiles`.
+    order: of tiles whose loops differ in length: as the grid numbers them, `heavy` or `light` ones first; `auto`: `order-tiles`.
     masks: where iterations need them: `loops` of their own, or a `guard` in one loop (`split-masks`).
     opt_level: of ptxas. spills: bytes that it may spill (stored and loaded, of each thread); more are an error.
     lazy: powers of two by which a running maximum may be passed before sums are rescaled; 0 rescales always.
