@@ -195,7 +195,7 @@ def judgement(records: Sequence[Record]) -> list[str]:
     known = {(r["target"], r["depth"], r["variant"]): r for r in records if "message" not in r}
     lines: list[str] = []
     for depth in dict.fromkeys(r["depth"] for r in records):
-        if any(("sm_120a", depth, variant) not in known for variant in ("tma", *JUDGED, *CHEAP)):
+        if any(("sm_120a", depth, variant) not in known for variant in ("tma", *JUDGED, *CHEAP, *POWERS)):
             continue
         base = known["sm_120a", depth, "tma"]
         found = {name: round(value) for name, value in cycles(base).items()}
@@ -204,10 +204,9 @@ def judgement(records: Sequence[Record]) -> list[str]:
             f"* d{depth}: products take {found['tensor']} cycles, exponentials {found['special']}, matrix loads "
             f"{found['shared']}, all slots {found['issue']}. Whatever hides softmax better (ping-pong, interleaving, roles, "
             f"deeper rings) gains at most {(serial(base) / found['tensor'] - 1) * 100:.0f} %, as far as other warps of the "
-            "sub-core do not hide it already; cheaper exponentials (polynomials, f16) at most "
-            f"{found['special'] / found['tensor'] * 100:.0f} %, and nothing where they overlap. Transport, roles and "
-            f"conditional rescaling change the slots by {min(slots):+.0f} to {max(slots):+.0f}, which no product waits for. "
-            f"{_worth(known, base, depth)}."
+            f"sub-core do not hide it already. Beside powers of 2, {_powers(known, base, depth)}; all overlaps as well. "
+            f"Transport, roles and conditional rescaling change the slots by {min(slots):+.0f} to {max(slots):+.0f}, which no "
+            f"product waits for. {_worth(known, base, depth)}."
         )
     if not lines:
         return []
@@ -217,6 +216,25 @@ def judgement(records: Sequence[Record]) -> list[str]:
 
 CHEAP = ("cp_async", "tma, specialized", "tma, lazy")
 """Variants that change instructions beside the products."""
+
+POWERS = {
+    "tma, powers of e": "powers of e",
+    "tma, polynomial 4": "a quarter by a polynomial",
+    "tma, powers in f16": "powers in f16",
+}
+"""Variants that change the exponentials -> how the judgement calls them."""
+
+
+def _powers(known: Mapping[tuple[str, int, str], Record], base: Record, depth: int) -> str:
+    """What other exponentials change of the special function unit's cycles and of the slots."""
+    told: list[str] = []
+    for name, words in POWERS.items():
+        changes = {
+            pipe: cycles(known["sm_120a", depth, name])[pipe] - cycles(base)[pipe] for pipe in ("special", "issue")
+        }
+        told.append(f"{words} take {changes['special']:+.0f} cycles and {changes['issue']:+.0f} slots")
+    return ", ".join(told)
+
 
 JUDGED = {"tma, hybrid values": "Hybrid sums of P*V", "tma, both hybrid": "of both products"}
 """Variants that change the products -> how the judgement calls them."""

@@ -144,7 +144,17 @@ def test_what_is_recorded_of_attention_keeps_the_promise():
 def test_the_part_on_attention_has_mixes_models_refusals_and_a_judgement():
     rows = [
         LOOP,
-        *({**LOOP, "variant": v} for v in ("cp_async", "tma, specialized", "tma, lazy")),
+        *(
+            {**LOOP, "variant": v}
+            for v in (
+                "cp_async",
+                "tma, specialized",
+                "tma, lazy",
+                "tma, powers of e",
+                "tma, polynomial 4",
+                "tma, powers in f16",
+            )
+        ),
         HALF,
         {**HALF, "variant": "tma, both hybrid"},
     ]
