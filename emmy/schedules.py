@@ -32,7 +32,7 @@ EIGHT_BIT_SHARE = "m16n8k32"
 """The same where operands have 8 bits; also the only atom of `mma.sync` for them."""
 
 NO_HYBRID_WARPGROUPS = f"atom = {WARPGROUP_ATOM} has no hybrid sums; use accumulate<f32>, or atom = {WARPGROUP_SHARE}"
-"""Partial sums would be waited for one by one."""
+"""Of 16-bit operands: f16 partial sums would be waited for one by one, where f32 ones are exact enough."""
 
 SHARING_CTAS = 2
 """CTAs that share the tiles of an operand."""

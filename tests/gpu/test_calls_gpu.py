@@ -5,6 +5,7 @@ import time
 import numpy as np
 import pytest
 
+import emmy
 from emmy import runtime
 from emmy.artefact import Artefact, Image
 from emmy.bench.smoke import ENTRIES, smoke_ptx
@@ -38,6 +39,22 @@ def test_warm_calls(torch, module):
         with torch.inference_mode():
             assert torch.equal(module.vector_add(a, b), a + b)
         assert torch.equal(module.vector_add(torch.nn.Parameter(a), b), a + b)
+
+
+@pytest.mark.parametrize("dtype", ["float8_e4m3fn", "float8_e5m2"])
+def test_8_bit_operands(torch, dtype):
+    if torch.cuda.get_device_capability() < (8, 9):
+        pytest.skip("needs a GPU with products of 8-bit floats: not run")
+    name = {"float8_e4m3fn": "f8E4M3FN", "float8_e5m2": "f8E5M2"}[dtype]
+    types = f"(%a: tensor<?x64x{name}>, %b: tensor<32x64x{name}>) -> tensor<?x32xbf16>"
+    product = types.replace("%a: ", "").replace("%b: ", "")
+    text = f"func.func @mm{types} {{\n  %c = tensor_op.matmul %a, %b transpose_b : {product}\n"
+    compiled = emmy.compile(text + "  func.return %c : tensor<?x32xbf16>\n}\n")
+    a, b = (torch.randint(-2, 3, (rows, 64), device="cuda").float().to(getattr(torch, dtype)) for rows in (40, 32))
+    expected = (a.float() @ b.float().T).to(torch.bfloat16)
+    assert torch.equal(compiled.mm(a, b), expected)
+    column_major = b.view(torch.uint8).T.contiguous().T.view(b.dtype)
+    assert torch.equal(compiled.mm(a, column_major), expected)
 
 
 def test_calls_are_recorded_into_a_graph(torch, module):

@@ -17,7 +17,7 @@ from emmy.schedule_limits import (
     register_split,
     shared_bytes,
 )
-from emmy.schedule_table import CANDIDATES, Product, choose_schedule
+from emmy.schedule_table import CANDIDATES, EIGHT_BIT_CANDIDATES, TABLES, Product, choose_schedule
 from emmy.schedules import Schedule
 from emmy.targets import TARGETS, get_target
 
@@ -87,6 +87,18 @@ def test_registers_of_a_warp_tile_of_64_by_64():
 def test_what_the_h200_can_run(schedule, options, sentence):
     problem = problem_on_target(schedule, H200, **options)
     assert problem is None if sentence is None else sentence in problem
+
+
+@pytest.mark.parametrize("partial", [0, 128])
+@pytest.mark.parametrize("target", EIGHT_BIT_CANDIDATES)
+def test_every_candidate_of_8_bits_runs_on_its_target(target, partial):
+    for candidate in TABLES[True, partial > 0][target]:
+        schedule = candidate.schedule
+        assert schedule.problem() is None
+        assert problem_on_target(schedule, TARGETS[target], operand_bytes=1, partial_sums=partial > 0) is None
+        assert schedule.fragment_atom_of(8) == "m16n8k32"
+        assert schedule.block[2] % 32 == 0
+        assert schedule.split_k == 1 or not partial  # its CTAs add up f32 sums that are whole
 
 
 @pytest.mark.parametrize("target", TARGETS)
