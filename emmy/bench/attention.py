@@ -148,6 +148,9 @@ LONGER = (
 DECODING = ((1, 8192, 128), (1, 32768, 128), (8, 8192, 256), (8, 32768, 256))
 """Batch, keys and depth of one query with 16 heads on 8."""
 
+QUERIES = ((1, 4, 32768, 128), (8, 8, 8192, 256))
+"""The same of several queries: batch, queries, keys and depth."""
+
 
 def attention_cases() -> Iterator[Attention]:
     """The problems that docs/ quotes: four sizes, shorter and longer ones, each causal too; Gemma's layers; decoding."""
@@ -169,3 +172,6 @@ def attention_cases() -> Iterator[Attention]:
         yield Attention(
             f"decode b{batch} h16/8 k{keys} d{depth}", batch, 16, 8, 1, keys, depth, suite="attention decoding"
         )
+    for batch, queries, keys, depth in QUERIES:
+        name = f"{queries} queries b{batch} h16/8 k{keys} d{depth}"
+        yield Attention(name, batch, 16, 8, queries, keys, depth, suite="attention queries")
