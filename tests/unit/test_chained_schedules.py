@@ -6,14 +6,19 @@ from dataclasses import replace
 
 import pytest
 
+import emmy
 from emmy.chained_schedules import (
     CHAINED_ROWS,
     Chain,
+    chained_shared_bytes,
     choose_chained_schedule,
     problem_of_chain,
     table_row,
     variant_schedule,
 )
+from emmy.dialects.tile import KernelOp
+from emmy.ir import parse_module
+from emmy.passes.allocate_shared import SHARED_BYTES
 from emmy.schedules import Schedule
 from emmy.targets import get_target
 from emmy.variants import VARIANTS
@@ -196,3 +201,18 @@ def test_few_rows_split_their_keys(depth: int):
     assert (schedule.block[0], schedule.warps, schedule.transport) == (16, (1, 1), "cp_async")
     assert schedule.splits > 1
     assert problem_of_chain(schedule, HOPPER, chain(depth, 8, 2, False)) is None
+
+
+@pytest.mark.parametrize("asked", [{}, {"atom": "m16n8k16"}, {"epilogue": "direct", "store_columns": 0}], ids=str)
+@pytest.mark.parametrize(("depth", "flags"), [(128, ""), (256, "causal"), (512, ""), (512, "causal")])
+def test_shared_memory_is_what_is_allocated(depth: int, flags: str, asked: dict):
+    """Of rings with slots of their own numbers, exchanges or none, and results in parts beside rings that fill again."""
+    type_ = f"tensor<1x2x300x{depth}xf16>"
+    text = f"""func.func @f(%q: {type_}, %k: {type_}, %v: {type_}) -> {type_} {{
+      %o = tensor_op.attention %q, %k, %v scale 0.1 {flags} : ({type_}, {type_}, {type_}) -> {type_}
+      func.return %o : {type_}
+    }}"""
+    module = parse_module(emmy.compile(text, "sm_90a", schedule=asked).ir("allocate-shared"), "allocated.mlir")
+    kernel = next(op for op in module.walk() if isinstance(op, KernelOp))
+    estimate = chained_shared_bytes(kernel.schedule.data, Chain(depth, depth))
+    assert kernel.attributes[SHARED_BYTES].value.data == estimate
