@@ -264,14 +264,16 @@ def test_schedule_attribute_holds_every_field():
     words = {n: next(w for w in words if w != SCHEDULE_FIELDS[n]) for n, words in CHOICES.items()}
     counts["store_columns"] = 16  # of the columns that there are
     counts["split_k"] = SCHEDULE_FIELDS["split_k"]  # is for kernels that are not persistent
+    counts["turns"] = SCHEDULE_FIELDS["turns"]  # is without stagger
     words["share"] = SCHEDULE_FIELDS["share"]  # is for TMA
     others = {"block": (64, 32, 16), "warps": (2, 1), "atom": "m16n8k8", "promote": 16}
     schedule = Schedule(**counts, **words, **others, producer_regs=24, consumer_regs=240)
-    apart = ("split_k", "share")
+    apart = ("split_k", "share", "turns")
     assert all(getattr(schedule, n) != default for n, default in SCHEDULE_FIELDS.items() if n not in apart)
     for other in (
         Schedule(block=(64, 32, 16), warps=(4, 1), split_k=2),
         Schedule(block=(64, 32, 32), roles="specialized", share="a"),
+        Schedule(block=(64, 32, 32), roles="specialized", warps=(2, 1), turns=1),
     ):
         assert ScheduleAttr.get(other).data == other
     assert ScheduleAttr.get(schedule).data == schedule
