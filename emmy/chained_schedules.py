@@ -49,7 +49,8 @@ class Chain:
     rows: of both products in each batch, None for what is known at run time only. page: keys that lie together, which a block
     must divide; None for all. ragged: whether batches have different numbers of rows and keys. ranged: whether rows see some of
     the keys only, by their positions. batches: how many pairs of products there are, None for what is known at run time only.
-    wide: whether rows of the three tensors are whole units of 16 bytes, as TMA moves them.
+    wide: whether rows of the three tensors are whole units of 16 bytes, as TMA moves them. narrow: whether there are further
+    tensors and rows of some tensor are no such units, so that threads copy many small pieces.
     """
 
     depth: int
@@ -64,6 +65,7 @@ class Chain:
     ranged: bool = False
     batches: int | None = None
     wide: bool = True
+    narrow: bool = False
 
 
 @dataclass(frozen=True)
@@ -106,6 +108,8 @@ def _row(most: int, block: tuple[int, int], warps: int, stages: int, across: int
     return ChainRow(most, replace(base, block=(*block, most), warps=(warps, across), stages=stages, **fields))
 
 
+NARROW_KEYS = 32
+"""Keys of a block at most, where threads copy small pieces of further tensors as well: with 64 a kernel has up to 7,200 ops."""
 FEW_ROWS = 16
 """As many as have schedules of their own: one warp of them streams keys as fast as they come."""
 
@@ -253,6 +257,7 @@ def _tried(row: ChainRow, target: Target, chain: Chain, asked: Callable[[Schedul
     """The row with as many stages and keys as are legal."""
     schedule = row.schedule
     rows, most, _ = schedule.block
+    most = min(most, NARROW_KEYS) if chain.narrow else most
     tried = [
         asked(replace(schedule, block=(rows, keys, chain.depth), warps=_split_over(schedule, keys), stages=stages))
         for keys in (most >> shift & ~15 for shift in range(most.bit_length() - 4))
@@ -300,12 +305,17 @@ def _time(row: ChainRow, target: Target, chain: Chain) -> float:
     return busiest * block / row.rate
 
 
-def variant_schedule(variant: Variant, schedule: Schedule) -> Schedule:
-    """The schedule of a variant: tensors that are aligned to less than 16 bytes are copied by the threads that compute."""
+def variant_schedule(variant: Variant, schedule: Schedule, further: bool = False) -> Schedule:
+    """The schedule of a variant: tensors that are aligned to less than 16 bytes are copied by the threads that compute.
+    `further`: whether there are more than the three tensors of both products."""
     if variant.layout == "dense" or variant.align == 16:
         return schedule
     atom = WARPGROUP_SHARE if schedule.atom == WARPGROUP_ATOM else schedule.atom
-    plain = replace(schedule, atom=atom, transport="cp_async", roles="unified", overlap=0)
+    rows, keys, depth = schedule.block
+    if further:
+        keys = min(keys, NARROW_KEYS if variant.align > 2 else NARROW_KEYS // 2)
+    block = rows, keys, depth
+    plain = replace(schedule, block=block, atom=atom, transport="cp_async", roles="unified", overlap=0)
     return replace(plain, producer_regs=0, consumer_regs=0)
 
 

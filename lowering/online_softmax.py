@@ -77,7 +77,9 @@ def lower_weighted_sum(
         )
         tiles = build.mul(tiles, splits, "ctas")
     programs = [
-        Program(what, parts or whole, variant_schedule(variant, schedule), variant).kernel(fresh(_ending(variant)))
+        Program(what, parts or whole, variant_schedule(variant, schedule, what.bias is not None), variant).kernel(
+            fresh(_ending(variant))
+        )
         for variant in variants
     ]
     _launch(host, programs, build.index(tiles), [*what.tensors(), *(parts or whole).tensors()])

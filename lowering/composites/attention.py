@@ -326,7 +326,8 @@ class AttentionOp(CompositeOp):
             self.starts_q is not None,
             self.causal is not None or self.window is not None,
             self._batches(),
-            all(tensor_type(x).get_shape()[3] % 8 == 0 for x in (self.q, self.v)),
+            all(_whole_units(x) for x in (self.q, self.v)),
+            self.bias is not None and not all(_whole_units(x) for x in (self.q, self.v, self.bias)),
         )
 
     def _batches(self) -> int | None:
@@ -501,6 +502,12 @@ def _agree(a: int, b: int) -> bool:
 
 def _bytes(value: SSAValue) -> int:
     return 4 if isinstance(tensor_type(value).element_type, Float32Type) else 2
+
+
+def _whole_units(value: SSAValue) -> bool:
+    """Whether rows are known to be whole units of 16 bytes, or there is one element that all columns share."""
+    columns = tensor_type(value).get_shape()[3]
+    return columns == 1 or (columns != DYNAMIC and columns * _bytes(value) % 16 == 0)
 
 
 def _product(a: Any, b: Any, policy: AccumulateAttr, contract: Callable[..., Any] | None) -> Any:

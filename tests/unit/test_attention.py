@@ -534,3 +534,17 @@ def test_its_schedule_has_a_reason():
     assert list(found.reasons.values()) == [
         "row 6 of 9 of the table of chained products of sm_80; 16 CTAs are 1 wave of 108 SMs, 15 % full"
     ]
+
+
+@pytest.mark.parametrize(("depth", "keys", "variant"), [(59, "511", "dense"), (64, "512", "any"), (64, "?", "dense")])
+def test_small_pieces_of_a_bias_leave_a_kernel_of_5000_ops(depth, keys, variant):
+    """Threads that copy element by element do so for fewer keys at a time, in each of the loops that masks make of one."""
+    q, k, b = f"tensor<1x4x512x{depth}xf16>", f"tensor<1x2x{keys}x{depth}xf16>", f"tensor<1x4x512x{keys}xf16>"
+    text = f"""func.func @f(%q: {q}, %k: {k}, %v: {k}, %b: {b}) -> {q} {{
+      %o = tensor_op.attention %q, %k, %v scale 0.125 causal window 100 softcap 20.0 bias %b : ({q}, {k}, {k}, {b}) -> {q}
+      func.return %o : {q}
+    }}"""
+    module = lower(text, "t.mlir", Options(target="sm_90a", variants=(variant,))).module
+    kernels = [op for op in module.walk() if op.name == "ptx.kernel"]
+    assert len(kernels) == 1
+    assert sum(1 for _ in kernels[0].walk()) <= 5000
