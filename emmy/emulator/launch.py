@@ -89,6 +89,7 @@ class Emulator:
         if landing not in ("late", "early", "random") or order not in ("fixed", "reversed", "random"):
             raise EmulatorError(f"unknown landing {landing!r} or order {order!r}")
         program = self.programs[kernel]
+        _check_dependency(program.kernel)
         _check_block(program.kernel, grid, block)
         shape = _cluster_shape(program.kernel, grid, cluster)
         began = time.perf_counter()
@@ -130,7 +131,6 @@ def _check_dependency(kernel: Kernel) -> None:
 
 
 def _decode(kernel: Kernel) -> Program:
-    _check_dependency(kernel)
     operations = [decode(instruction, kernel.module) for instruction in kernel.instructions]
     widths = [o.shared_bytes for o in operations if o.shared_bytes]
     uses = [register_uses(*pair) for pair in zip(kernel.instructions, operations, strict=True)]

@@ -17,7 +17,7 @@ HEAD = (
     'params ["pointer 0", "dim 0 0", "stride 0 1"] {\n'
 )
 VALUES = {"l": "%l0", "r": "%r0", "f": "%f0", "p": "%p0", "h": "%h0"}
-IMMEDIATES = {"registers": 24, "count": 4, "bytes": 64}
+IMMEDIATES = {"registers": 24, "count": 4, "bytes": 64, "threads": 32}
 DEFINITIONS = "  %f0 = ptx.constant 1.5 : f32\n  %p0 = ptx.setp_lt_s32 %r0, %r0\n  %h0, %h1 = ptx.unpack_b32 %r0\n"
 
 
