@@ -37,6 +37,9 @@ PARTIAL_SUM_BYTES = 4
 SHARED_ROW_BYTES = 32
 """What each row of a tile takes at least in shared memory, and a multiple of (`emmy.layout.shared`)."""
 
+SHARED_SLOT_BYTES = 128
+"""What a slot takes a multiple of: TMA writes to such addresses."""
+
 
 @dataclass(frozen=True)
 class Epilogue:
@@ -54,29 +57,41 @@ class Epilogue:
 
 
 def shared_bytes(schedule: Schedule, epilogue: Epilogue = Epilogue(), operand_bytes: int = 2) -> int:
-    """Bytes of shared memory of a product whose operands have `operand_bytes` an element."""
+    """Bytes of shared memory of a product whose operands have `operand_bytes` an element, as `allocate-shared` places its rings:
+    the largest first, each where those before it end; mbarriers behind them."""
     rows, columns, depth = schedule.block
-    slots = schedule.stages + len(epilogue.tensors)
-    end = schedule.stages * (rows + columns) * depth * operand_bytes
-    for spans_rows, spans_columns, element in epilogue.tensors:
-        start = -(-end // SHARED_ALIGNMENT) * SHARED_ALIGNMENT
-        row_bytes = (columns if spans_columns else 1) * element
-        end = start + (rows if spans_rows else 1) * -(-row_bytes // SHARED_ROW_BYTES) * SHARED_ROW_BYTES
     own = columns // schedule.split_k
-    staged = min(2 * schedule.store_columns, own) or own
-    each_column = epilogue.result_bytes + (epilogue.further_bytes if schedule.persistent else 0)
-    result = rows * staged * each_column if schedule.epilogue == "shared" else 0
+    rings = [schedule.stages * (rows + columns) * depth * operand_bytes]
+    for spans_rows, spans_columns, element in epilogue.tensors:
+        row_bytes = _round_up((own if spans_columns else 1) * element, SHARED_ROW_BYTES)
+        rings.append(_round_up((rows if spans_rows else 1) * row_bytes, SHARED_SLOT_BYTES))
     if schedule.split_k > 1:
         # What the other CTAs of the cluster have of this one's columns arrives while the ring is in use.
-        start = -(-end // SHARED_ALIGNMENT) * SHARED_ALIGNMENT
-        end = start + rows * (columns - own) * PARTIAL_SUM_BYTES
-        slots += 1
-    # A CTA that goes on with the next tile fills the ring while the result leaves: they do not share bytes.
-    end = (
-        -(-end // SHARED_ALIGNMENT) * SHARED_ALIGNMENT + result if schedule.persistent and result else max(end, result)
-    )
-    each = 2 if schedule.roles == "specialized" else int(schedule.transport == "tma")
-    return end + slots * each * MBARRIER_BYTES
+        rings.append(rows * (columns - own) * PARTIAL_SUM_BYTES)
+    staged = rows * (min(2 * schedule.store_columns, own) or own) if schedule.epilogue == "shared" else 0
+    if schedule.persistent:
+        # A CTA that goes on with the next tile fills the ring while the result leaves: they do not share bytes.
+        rings += [staged * epilogue.result_bytes, staged * epilogue.further_bytes]
+    end = 0
+    for size in sorted(rings, reverse=True):
+        end = _round_up(end, SHARED_ALIGNMENT) + size if size else end
+    return max(end, staged * epilogue.result_bytes) + _barriers(schedule, epilogue) * MBARRIER_BYTES
+
+
+def _barriers(schedule: Schedule, epilogue: Epilogue) -> int:
+    """Mbarriers of a product's rings: two of a slot that another role fills, one of a slot that TMA fills, and of what CTAs of
+    a cluster exchange."""
+    # A row of one element is nothing that TMA moves.
+    slots = [True] * schedule.stages + [spans_columns for _, spans_columns, _ in epilogue.tensors]
+    if schedule.roles == "specialized":
+        count = 2 * len(slots)
+    else:
+        count = sum(slots) if schedule.transport == "tma" else 0
+    return count + (schedule.split_k > 1)
+
+
+def _round_up(number: int, step: int) -> int:
+    return -(-number // step) * step
 
 
 def least_registers(schedule: Schedule, f16_sums: bool = False, partial_sums: bool = False) -> int:
