@@ -48,9 +48,10 @@ class Chain:
     result_bytes: of one element of the result. tensors: bytes of an element of each further tensor of rows x keys.
     rows: of both products in each batch, None for what is known at run time only. page: keys that lie together, which a block
     must divide; None for all. ragged: whether batches have different numbers of rows and keys. ranged: whether rows see some of
-    the keys only, by their positions. batches: how many pairs of products there are, None for what is known at run time only.
-    wide: whether rows of the three tensors are whole units of 16 bytes, as TMA moves them. narrow: whether there are further
-    tensors and rows of some tensor are no such units, so that threads copy many small pieces.
+    the keys only, by their positions; window: whether all but the first rows see equally many. batches: how many pairs of
+    products there are, None for what is known at run time only. wide: whether rows of the three tensors are whole units of 16
+    bytes, as TMA moves them. narrow: whether there are further tensors and rows of some tensor are no such units, so that threads
+    copy many small pieces.
     """
 
     depth: int
@@ -66,15 +67,16 @@ class Chain:
     batches: int | None = None
     wide: bool = True
     narrow: bool = False
+    window: bool = False
 
 
 @dataclass(frozen=True)
 class ChainRow:
-    """A row of the table: the schedule of chains up to this depth and width; if `rows` is given, of so few rows; if `ranged` is,
-    of such chains; with `tiles`, of so many blocks of its rows at least, or of an unknown number. `f16_sums`: whether it has
-    registers for a product that is summed in f16 first. `plain`: of chains that have three tensors of one size for all batches:
-    addresses of others take registers that it has not; `alone`: of such chains, where TMA moves the tensors. `wider`: of chains
-    with further tensors.
+    """A row of the table: the schedule of chains up to this depth and width; if `rows` is given, of so few rows; if `ranged` or
+    `window` is, of such chains; with `tiles`, of so many blocks of its rows at least, or of an unknown number. `f16_sums`:
+    whether it has registers for a product that is summed in f16 first. `plain`: of chains that have three tensors of one size
+    for all batches: addresses of others take registers that it has not; `alone`: of such chains, where TMA moves the tensors.
+    `wider`: of chains with further tensors.
     `rate`: how fast its products are where there are many tiles, among the rows of its depth that have one; 0 for none.
 
     The schedule's block[2] stands for the depth of the chain.
@@ -90,11 +92,16 @@ class ChainRow:
     alone: bool = False
     wider: bool = False
     rate: float = 0.0
+    window: bool | None = None
 
     def fits(self, chain: Chain) -> bool:
         """Whether the row is for a chain."""
         few = self.rows is None or (chain.rows is not None and chain.rows <= self.rows)
-        alike = self.ranged in (None, chain.ranged) and (self.f16_sums or not chain.max_k)
+        alike = (
+            self.ranged in (None, chain.ranged)
+            and self.window in (None, chain.window)
+            and (self.f16_sums or not chain.max_k)
+        )
         known = chain.rows is not None and chain.batches is not None
         enough = not known or (chain.batches or 0) * -(-(chain.rows or 0) // self.schedule.block[0]) >= self.tiles
         plain = not (chain.tensors or chain.ragged or chain.page)
@@ -146,24 +153,40 @@ _SMALL_SHARED = (
 )
 
 
-def _apart(most: int, block: tuple[int, int], stages: int, ranged: bool, across: int = 1, **fields: Any) -> ChainRow:
-    """A warpgroup that only copies and gives its registers to the 8 warps of the others, `across` of them beside each other."""
-    base: dict[str, Any] = {"roles": "specialized", "producer_regs": 24, "consumer_regs": 240}
-    row = _row(most, block, 8 // across, stages, across, **base, lazy=8, fragments=1, **fields)
+def _apart(
+    most: int, block: tuple[int, int], stages: int, ranged: bool, across: int = 1, min_ctas: int = 1, **fields: Any
+) -> ChainRow:
+    """A warpgroup that only copies and gives its registers to the 8 warps of the others, `across` of them beside each other; or
+    to 4 warps where an SM has room for two such CTAs."""
+    consumer = 240 if min_ctas == 1 else 232
+    base: dict[str, Any] = {
+        "roles": "specialized",
+        "producer_regs": 24,
+        "consumer_regs": consumer,
+        "min_ctas": min_ctas,
+    }
+    row = _row(most, block, 8 // across // min_ctas, stages, across, **base, lazy=8, fragments=1, **fields)
     return replace(row, ranged=ranged, f16_sums=False)
 
 
+_PAIRS: dict[str, Any] = {"across": 2, "seldom": 1, "spills": 128}
+
 # Measured on an H200 beside PyTorch's FA-2 (docs/measurements.md): 32 rows a warp; at a depth of 256 two warps share them, and
 # the columns. Where the work of tiles differs and there are few of them, small ones that two CTAs of a multiprocessor share
-# fill it best.
+# fill it best; so they do for windows, of which large tiles see more keys that most of their rows do not.
 _MEASURED = (
     _apart(64, (256, 64), 2, False, prefetch=1),
     replace(_apart(64, (256, 64), 2, True, prefetch=1, masks="guard"), tiles=512),
     replace(_row(64, (128, 64), 4, 2, transport="cp_async", prefetch=1), ranged=True, f16_sums=False),
     replace(_apart(128, (256, 64), 2, False, stagger=1, ahead=8, opt_level=1, spills=320), plain=True),
     replace(_apart(128, (256, 64), 2, True, masks="guard", spills=320), plain=True),
-    replace(_apart(256, (128, 96), 1, False, across=2, spills=128), plain=True),
-    replace(_apart(256, (128, 96), 1, True, across=2, masks="guard", spills=128), plain=True),
+    replace(_apart(256, (128, 96), 1, False, **_PAIRS), plain=True),
+    replace(
+        _apart(256, (64, 64), 1, True, min_ctas=2, masks="guard", ahead=8, opt_level=1, **_PAIRS),
+        plain=True,
+        window=True,
+    ),
+    replace(_apart(256, (128, 96), 1, True, masks="guard", **_PAIRS), plain=True),
 )
 
 

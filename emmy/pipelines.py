@@ -44,6 +44,7 @@ DEFAULT: tuple[Step, ...] = (
     Step("level3", "lower-tile", ("tile.load", "tile.store")),
     Step("level3", "split-masks", ("mma.coord",)),
     Step("level3", "split-accumulation", ("mma.mma",)),
+    Step("level3", "reduce-seldom", ("mma.reduce",)),
     Step("level3", "skip-unit-factors", ("mma.map",)),
     Step("level3", "stagger-products", ("mma.convert",)),
     Step("level3", "overlap-products", ("mma.convert",)),

@@ -26,6 +26,7 @@ PASSES: dict[str, str] = {
     "lower-tile": "emmy.lowering.tile_to_level3",
     "split-masks": "emmy.passes.split_masks",
     "split-accumulation": "emmy.passes.split_accumulation",
+    "reduce-seldom": "emmy.passes.reduce_seldom",
     "skip-unit-factors": "emmy.passes.skip_unit_factors",
     "stagger-products": "emmy.passes.stagger_products",
     "overlap-products": "emmy.passes.overlap_products",

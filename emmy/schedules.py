@@ -74,6 +74,7 @@ RANGES: dict[str, tuple[int, int]] = {
     "ahead": (0, 32),
     "polynomial": (0, 32),
     "repeat": (0, 1),
+    "seldom": (0, 1),
     "late_stages": (0, 16),
     "min_ctas": (1, 8),
 }
@@ -115,6 +116,7 @@ class Schedule:
     turns: 1 to let two halves of the warps take turns at products, where roles are apart (`take-turns`).
     repeat: 1 where warps beside each other each compute all that a computed operand is made of, for their own columns of the
     product with it (`tile_exchange`); 0 where each computes a part, and the parts are exchanged.
+    seldom: 1 to look for a row's lazy maximum only where some lane has passed it (`reduce-seldom`), not on `wgmma`.
     late_stages: slots of the ring of what is multiplied by a computed operand; 0 for `stages`.
     ahead: tensor instructions between an `ldmatrix` and the first that takes what it loads, which wants `opt_level` = 1
     (`place-loads`); 0 leaves it to ptxas.
@@ -161,6 +163,7 @@ class Schedule:
     exponentials: str = "exp2"
     polynomial: int = 0
     repeat: int = 0
+    seldom: int = 0
     late_stages: int = 0
     min_ctas: int = 1
     store_columns: int = 0
@@ -206,6 +209,8 @@ class Schedule:
             return problem
         if self.turns and (self.roles == "unified" or self.stagger or self.warps[0] % 2 or self.warps[1] > 1):
             return "turns are for two halves of warps of whole rows: roles = specialized, stagger = 0, warps = (even number, 1)"
+        if self.seldom and (not self.lazy or self.atom == WARPGROUP_ATOM):
+            return f"seldom belongs to lazy maxima, and not to atom = {WARPGROUP_ATOM}, whose products a branch would serialise"
         if self.promote % 16 or self.promote < 0:
             return f"promote is a multiple of 16 elements, got {self.promote}"
         if self.cta_threads > 1024:

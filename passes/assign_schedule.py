@@ -92,6 +92,7 @@ COUNTS_FROM_ZERO = (
     "ahead",
     "polynomial",
     "repeat",
+    "seldom",
     "late_stages",
 )
 """Fields for which 0 is a choice: their options are unset at -1."""
@@ -148,6 +149,7 @@ class AssignSchedule(ModulePass):
     exponentials: str = ""
     polynomial: int = -1
     repeat: int = -1
+    seldom: int = -1
     late_stages: int = -1
     min_ctas: int = 0
 

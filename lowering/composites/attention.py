@@ -328,6 +328,7 @@ class AttentionOp(CompositeOp):
             self._batches(),
             all(_whole_units(x) for x in (self.q, self.v)),
             self.bias is not None and not all(_whole_units(x) for x in (self.q, self.v, self.bias)),
+            self.window is not None,
         )
 
     def _batches(self) -> int | None:
