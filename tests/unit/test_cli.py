@@ -13,7 +13,7 @@ from emmy.compiler import compile
 from emmy.errors import EmmyError
 from emmy.files import write_file
 from emmy.tools import check_command, cli, docs, run_command
-from emmy.tools.compare import compare
+from emmy.tools.compare import Product, compare
 from emmy.tools.inputs import choose_entry, parse_shapes, random_arrays, resolve_shapes
 
 ROOT = Path(__file__).parents[2]
@@ -166,7 +166,7 @@ def test_compile_writes_every_format(matmul: Path, tmp_path: Path, capsys: pytes
         (["--schedule", "stages = -1"], "the schedule's stages is from 1 to 16, got -1"),
         (["--schedule", "block = 64"], "the schedule's block is 3 positive numbers, got 64"),
         (["--schedule", "block = []"], "the schedule's block is 3 positive numbers, got ()"),
-        (["--schedule", "atom = m8n8k4"], "the schedule's atom is one of m16n8k16, m16n8k8, wgmma, got 'm8n8k4'"),
+        (["--schedule", "atom = m8n8k4"], "atom is one of m16n8k16, m16n8k8, m16n8k32, wgmma, got 'm8n8k4'"),
         (["-o", "out.cubin", "--opt-level", "7"], "optimisation level 7"),
         (["--dump-ir", "mm.mlir"], "cannot create"),
     ],
@@ -399,12 +399,13 @@ def test_choose_entry():
 
 def test_compare():
     reference = np.random.default_rng(0).standard_normal((64, 64))
-    rounded = reference.astype(np.float16)
-    assert compare(rounded, reference, 1, [("f32", 64)]).ok
-    assert not compare(rounded + np.float16(0.01), reference, 1, [("f32", 64)]).ok
+    rounded, terms = reference.astype(np.float16), [Product("f32", 0, 64, eight_bits=False)]
+    assert compare(rounded, reference, 1, terms).ok
+    assert not compare(rounded + np.float16(0.01), reference, 1, terms).ok
+    assert compare(rounded + np.float16(3e-4), reference, 1, [Product("f32", 0, 64, eight_bits=True)]).ok
     poisoned = rounded.copy()
     poisoned[3, 4] = np.nan
-    assert not compare(poisoned, reference, 1, [("f32", 64)]).ok
+    assert not compare(poisoned, reference, 1, terms).ok
     assert compare(np.zeros((0, 4), np.float16), np.zeros((0, 4)), 1, []).ok
     infinite = np.float64([[-np.inf, 1.0], [np.inf, 3.0]])
     assert compare(infinite.astype(np.float32), infinite, 1, [1e-5]).rms == 0
