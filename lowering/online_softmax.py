@@ -76,8 +76,9 @@ def lower_weighted_sum(
             )
         )
         tiles = build.mul(tiles, splits, "ctas")
+    further = what.bias is not None and tensor_type(what.bias).get_shape()[2] != 1
     programs = [
-        Program(what, parts or whole, variant_schedule(variant, schedule, what.bias is not None), variant).kernel(
+        Program(what, parts or whole, variant_schedule(variant, schedule, further), variant).kernel(
             fresh(_ending(variant))
         )
         for variant in variants

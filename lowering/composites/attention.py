@@ -327,9 +327,14 @@ class AttentionOp(CompositeOp):
             self.causal is not None or self.window is not None,
             self._batches(),
             all(_whole_units(x) for x in (self.q, self.v)),
-            self.bias is not None and not all(_whole_units(x) for x in (self.q, self.v, self.bias)),
+            self._narrow(),
             self.window is not None,
         )
+
+    def _narrow(self) -> bool:
+        """Whether the bias has rows, and some tensor's are no whole units of 16 bytes."""
+        of_rows = self.bias is not None and tensor_type(self.bias).get_shape()[2] != 1
+        return of_rows and not all(_whole_units(x) for x in (self.q, self.v, self.bias) if x is not None)
 
     def _batches(self) -> int | None:
         """Pairs of a batch and a head, None for `?`."""
