@@ -37,7 +37,8 @@ class OrderTiles(ModulePass):
     light`, which `auto` takes for windows, with the lightest one. Heads go in
     groups, one after the other, so that what a group reads in the loop fits the L2 cache of `target`, as far as static sizes
     say. Where CTAs share multiprocessors, those of the second half of the first wave are taken in reverse, so that each
-    multiprocessor has a heavy tile and a light one; in a persistent kernel, so is every second round.
+    multiprocessor has a heavy tile and a light one; in a persistent kernel, so is every second round, and every second group
+    begins with its lightest tiles, so that the work of neighbouring rounds differs little where a group ends within one.
 
     Why: with rows of a triangle in their own order the last CTAs to start are the longest. Of a window all tiles but the first
     are alike: CTAs that begin with those are apart from then on, and do not all want memory at once.
@@ -79,7 +80,7 @@ def order(kernel: tile.KernelOp, target: Target) -> None:
     for count in others:
         heads = do.multiply(heads, count)
     rank = rank_of_cta(grid, do, do.multiply(heads, tiles), resident_ctas(kernel, schedule, target), target)
-    head, light = split_rank(do, rank, heads, tiles, heads_at_once(loops, heads, target))
+    head, light = split_rank(do, rank, heads, tiles, heads_at_once(loops, heads, target), grid.number is not None)
     windows = all(is_window(loop, grid.offsets[-1]) for loop in loops)
     lightest_first = schedule.order == "light" or (schedule.order == "auto" and windows)
     falling = (growth == {1}) != lightest_first
@@ -192,17 +193,28 @@ def mirrored(do: Arithmetic, at: Number, condition: SSAValue, first: Number, end
 
 
 def split_rank(
-    do: Arithmetic, rank: Number, heads: Number, tiles: Number, at_once: int | None
+    do: Arithmetic, rank: Number, heads: Number, tiles: Number, at_once: int | None, turning: bool
 ) -> tuple[Number, Number]:
-    """(head, how many tiles of the head are heavier) of a rank, with `at_once` heads in a group; None: all."""
+    """(head, how many tiles of the head come before) of a rank, with `at_once` heads in a group; None: all.
+
+    `turning`: every second group, counted from the last one, takes its tiles the other way round.
+    """
     if at_once is None or (isinstance(heads, int) and at_once >= heads):
         return do.remainder(rank, heads), do.divide(rank, heads)
     each = do.multiply(tiles, at_once)
-    first = do.multiply(do.divide(rank, each), at_once)
+    group = do.divide(rank, each)
+    first = do.multiply(group, at_once)
     inside = do.remainder(rank, each)
     whole = isinstance(heads, int) and heads % at_once == 0
     width = at_once if whole else do.minimum(do.subtract(heads, first), at_once)
-    return do.add(first, do.remainder(inside, width)), do.divide(inside, width)
+    head, place = do.add(first, do.remainder(inside, width)), do.divide(inside, width)
+    if not turning or not isinstance(heads, int):
+        return head, place
+    from_last = do.remainder(do.add(group, -(-heads // at_once) - 1), 2)
+    back = do.emit.value(arith.CmpiOp(do.value(from_last), do.value(1), "eq"))
+    return head, do.emit.value(
+        arith.SelectOp(back, do.value(do.subtract(do.subtract(tiles, 1), place)), do.value(place))
+    )
 
 
 def heads_at_once(loops: list[scf.ForOp], heads: Number, target: Target) -> int | None:
