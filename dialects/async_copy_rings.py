@@ -319,9 +319,7 @@ class MulticastSlot(IRDLOperation):
         "`:` type($view) `->` type($slot)"
     )
 
-    def __init__(
-        self, view: SSAValue, indices: Sequence[SSAValue], slot: SSAValue, field: str, shared: bool = False
-    ):
+    def __init__(self, view: SSAValue, indices: Sequence[SSAValue], slot: SSAValue, field: str, shared: bool = False):
         properties = {"field": StringAttr(field), "shared": UnitAttr() if shared else None}
         super().__init__(operands=[view, indices, slot], properties=properties)
 
@@ -334,7 +332,9 @@ class MulticastSlot(IRDLOperation):
         if ctas == 1 or pipeline.internal is not None:
             raise VerifyException(f"pipeline @{ring_name(self.slot)} is none that the CTAs of a cluster fill together")
         if tile is None or len(tile.get_shape()) != 2 or tile.get_shape()[0] % (8 * ctas):
-            raise VerifyException(f"{ctas} CTAs share multiples of 8 rows of a field, and '{self.field.data}' is {tile}")
+            raise VerifyException(
+                f"{ctas} CTAs share multiples of 8 rows of a field, and '{self.field.data}' is {tile}"
+            )
 
 
 class IntoSlot(IRDLOperation):

@@ -101,9 +101,7 @@ _LARGE_SHARED_WGMMA = tuple(
     )
 ) + tuple(
     # Two CTAs share a tile where tiles fill half a wave: 1.09 and 1.1 times as fast as the rows above at N = 512, K = 3840.
-    Candidate(
-        replace(_WGMMA, block=block, warps=(block[0] // 16, 1), stages=stages, split_k=2, persistent=0), rate
-    )
+    Candidate(replace(_WGMMA, block=block, warps=(block[0] // 16, 1), stages=stages, split_k=2, persistent=0), rate)
     for block, stages, rate in (((128, 128, 64), 6, 1.38), ((64, 64, 128), 4, 0.8))
 )
 

@@ -45,7 +45,6 @@ class ConsumerHalf:
     held: dict[tile.DotOp, list[SSAValue]] = field(default_factory=dict[tile.DotOp, list[SSAValue]])
     """Fragments of operands a, by k-step, that were loaded before the loop."""
 
-
     def build(self, block: Block) -> None:
         """Fill the consumer's block."""
         kernel, emit = self.plan.kernel, Emitter(block, self.plan.kernel)
@@ -90,7 +89,6 @@ class ConsumerHalf:
         for one in self.plan.exchanges.values():
             if self.plan.outermost(one.use) is op:
                 emit(async_copy.DrainOp(one.name))
-
 
     def convert(self, op: Operation, emit: Emitter) -> None:
         """One op of level 2, with the waits before it and the releases after it."""

@@ -19,7 +19,13 @@ PROTOCOL_OPS = (ac.AcquireOp, ac.CopyOp, ac.CommitOp, ac.WaitOp, ac.ReleaseOp, a
 """Ops with a meaning in tickets; `lower-transport` leaves none of them."""
 
 MbarrierEvent = (
-    ac.WaitFullOp | ac.WaitEmptyOp | ac.WaitReleasedOp | ac.ExpectTxOp | ac.ArriveFullOp | ac.ArriveFullNoincOp | ac.ArriveEmptyOp
+    ac.WaitFullOp
+    | ac.WaitEmptyOp
+    | ac.WaitReleasedOp
+    | ac.ExpectTxOp
+    | ac.ArriveFullOp
+    | ac.ArriveFullNoincOp
+    | ac.ArriveEmptyOp
 )
 """Events on the mbarriers of a ring's slots."""
 

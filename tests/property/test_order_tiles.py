@@ -141,7 +141,9 @@ def test_a_second_round_is_the_mirror_image_of_the_first():
 
 def test_groups_that_end_within_a_round_leave_shares_equal(monkeypatch: pytest.MonkeyPatch):
     """Groups that all began with their heaviest tiles gave some CTAs two of them in a row, 1.3 times the mean share."""
-    chain = Chain(heads=16, groups=16, rows=2048, columns=2048, depth=32, width=32, block=(16, 32), warps=1, causal=True)
+    chain = Chain(
+        heads=16, groups=16, rows=2048, columns=2048, depth=32, width=32, block=(16, 32), warps=1, causal=True
+    )
     each = 2048 * (32 + 32) * 2
     monkeypatch.setattr(order_tiles, "L2_SHARE", 4.5 * each / (60 * 2**20))
     module = ordered(chain, persistent=True)

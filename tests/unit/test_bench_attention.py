@@ -96,8 +96,7 @@ def test_a_verdict_has_the_bounds_of_an_eager_run_or_of_rounding():
     anywhere = eager.judged({"ours": (0, 0), "eager": (1, 1), "rounding": (0, 0)}, anywhere=4.1)
     assert "largest of all: 0.00e+00 (bound 2.00e+00)" in anywhere["message"]
     assert (
-        "3 elements are NaN"
-        in eager.judged({"ours": (0, 0), "eager": (0, 0), "rounding": (0, 0)}, None, 3)["message"]
+        "3 elements are NaN" in eager.judged({"ours": (0, 0), "eager": (0, 0), "rounding": (0, 0)}, None, 3)["message"]
     )
 
 
