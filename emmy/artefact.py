@@ -207,7 +207,8 @@ class Artefact:
         try:
             metadata = cast("dict[str, Any]", json.loads((path / "launch.json").read_text()))
         except (OSError, ValueError) as error:
-            raise EmmyError(f"'{path}' is no artefact: launch.json cannot be read ({error})") from error
+            why = str(error.strerror).lower() if isinstance(error, OSError) else error
+            raise EmmyError(f"'{path}' is no artefact: launch.json cannot be read ({why})") from error
         found = metadata.get("format") if isinstance(metadata, dict) else None  # pyright: ignore[reportUnnecessaryIsInstance]
         if found not in READABLE:
             readable = " and ".join(map(str, READABLE))

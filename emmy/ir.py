@@ -176,8 +176,18 @@ def _located(error: ParseError, parser: LocatedParser) -> EmmyError:
         return EmmyError(
             f"%{undefined[0]} is used but not defined", parser.place(parser.first_uses[undefined[0]].start)
         )
-    return EmmyError(plain_sentence(message), parser.place(position))
+    if MISCOUNTED.fullmatch(message):  # found behind the types, which may be the next line
+        position = parser.op_start
+    word = WORD.match(parser.lexer.input.content, position)
+    got = f", got '{word[0]}'" if word and MISSING.fullmatch(message) else ""
+    return EmmyError(plain_sentence(message) + got, parser.place(position))
 
+
+MISSING = re.compile(r"Expected '\S+'")
+"""A message that would leave open what stands in the place of the word that is missing."""
+
+WORD = re.compile(r"[%@#!^]?[\w.$]{1,40}|[^\w\s]")
+MISCOUNTED = re.compile(r"expected (\d+) operand types but had (\d+)")
 
 REWORDED: tuple[tuple[re.Pattern[str], str], ...] = tuple(
     (re.compile(pattern), words)
@@ -185,6 +195,11 @@ REWORDED: tuple[tuple[re.Pattern[str], str], ...] = tuple(
         (r"Could not parse entire input!", "an operation was expected here"),
         (r"in (block|region) definition", r"the \1 is not closed: '}' was expected here"),
         (r"Expected shape type\.", "a dimension, or an element type such as f16, was expected here"),
+        (MISCOUNTED.pattern, r"types and operands differ in number: \1 and \2"),
+        (
+            r"Operation has (\d+) results, but was given (\d+) to bind\.",
+            r"results and their names differ in number: \1 and \2",
+        ),
         (r"(\S+) should be of base attribute (\S+)", r"a \2 was expected, got \1"),
         (r"'(\S+)' is not registered", r"there is no attribute or type '\1'"),
         (r"Exceeds the limit .*digits.*", "an integer has too many digits"),

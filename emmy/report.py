@@ -62,7 +62,8 @@ class KernelReport:
         rows.append(("shared", f"{self.shared_bytes} bytes a CTA"))
         if self.occupancy is not None:
             blocks, warps = self.occupancy.blocks, self.occupancy.warps
-            rows.append(("occupancy", f"{blocks} CTAs, {warps} warps an SM, limited by {self.occupancy.limited_by}"))
+            ctas = "1 CTA" if blocks == 1 else f"{blocks} CTAs"
+            rows.append(("occupancy", f"{ctas}, {warps} warps an SM, limited by {self.occupancy.limited_by}"))
         if self.main_loop is not None:
             counts = [f"{opcode} {count}" for opcode, count in self.main_loop.items()]
             more = ", ..." if len(counts) > SHOWN_OPCODES else ""

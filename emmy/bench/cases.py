@@ -93,7 +93,8 @@ def load_cases(directory: Path, only: str | None = None) -> list[Case]:
     try:
         listed = cast("list[dict[str, Any]]", json.loads((directory / "cases.json").read_text()))
     except (OSError, ValueError) as error:
-        raise EmmyError(f"'{directory}' has no readable cases.json ({error})") from error
+        why = str(error.strerror).lower() if isinstance(error, OSError) else error
+        raise EmmyError(f"'{directory}' has no readable cases.json ({why})") from error
     cases = [Case.parse(fields) for fields in listed]
     return [case for case in cases if matches(case, only)]
 

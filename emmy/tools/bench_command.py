@@ -77,5 +77,5 @@ def need_gpu(args: argparse.Namespace) -> None:
     wanted += [f"--target {args.target}"] if args.target else []
     raise EmmyError(
         f"this machine has {missing}: prepare with `python -m emmy.bench.prepare DIR {' '.join(wanted)}`, then take DIR to one "
-        "that has both and run `python -m emmy.bench.run DIR --out results.jsonl` there (it needs no compiler)"
+        "that has a GPU and PyTorch, and run `python -m emmy.bench.run DIR --out results.jsonl` there (it needs no compiler)"
     )

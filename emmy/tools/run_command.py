@@ -123,8 +123,9 @@ def emulate(module: CompiledModule, entry: str, arrays: Sequence[Array], work: i
         executed.update(report.instructions)
         conflicts += report.total_bank_conflicts
     total = sum(report.warp_instructions for report in reports)
-    common = ", ".join(f"{kind} {count}" for kind, count in executed.most_common(6))
-    print(f"emulated in {seconds:.2f} s: {total} warp instructions ({common}, ...), {conflicts} bank conflicts")
+    common = [f"{kind} {count}" for kind, count in executed.most_common(6)] + ["..."] * (len(executed) > 6)
+    kinds = f" ({', '.join(common)})" if common else ""
+    print(f"emulated in {seconds:.2f} s: {total} warp instructions{kinds}, {conflicts} bank conflicts")
     return results
 
 

@@ -120,7 +120,7 @@ MALFORMED = [
     ),
     (": " + types(), "Expected 'scale'"),
     ("scale 1.0 : " + types(o=f"({RESULT}, {ROWS}, {ROWS})"), "gives its result and perhaps a logarithm for each row"),
-    ("scale 1.0 bias %q : " + types(), "expected 3 operand types but had 4"),
+    ("scale 1.0 bias %q : " + types(), "types and operands differ in number: 3 and 4"),
 ]
 
 

@@ -101,9 +101,10 @@ READING = (
     Case("an unknown first character", "$", "1:1", "Unexpected character: $"),
     # syntax
     Case("prose", "this is no IR at all\n", "1:1", "there is no operation 'this'"),
-    Case("a comma is missing", edit("%a, %b :", "%a %b :"), "2:28", "Expected ','"),
-    Case("an arrow is missing", edit(") -> tensor<64x64xf16>\n", ") tensor<64x64xf16>\n"), "2:73", "Expected '->'"),
-    Case("an unknown word", edit("%a, %b :", "%a, %b transpose :"), "2:32", "Expected ':'"),
+    Case("a comma is missing", edit("%a, %b :", "%a %b :"), "2:28", "Expected ',', got '%b'"),
+    Case("an arrow is missing", edit(") -> tensor<64x64xf16>\n", ") tensor<64x64xf16>\n"), "2:73", "Expected '->', got 'tensor'"),
+    Case("an unknown word", edit("%a, %b :", "%a, %b transpose :"), "2:32", "Expected ':', got 'transpose'"),
+    Case("two names for one result", edit("%c = tensor", "%c, %d = tensor"), "2:3", "results and their names differ in number: 1 and 2"),
     Case("a brace is missing", MATMUL.rstrip("}\n"), "3:37", "the block is not closed: '}' was expected here"),
     Case("a brace too many", MATMUL + "}\n", "5:1", "an operation was expected here"),
     Case("an open string", 'func.func @f() attributes {a = "x} {\n}', "1:32", "End of file reached before closing string literal."),
@@ -175,6 +176,7 @@ READING = (
     # kernels
     Case("a tensor for a view", "tile.kernel @k(%a: tensor<4x4xf16>) {\n}\n", "1:1", "'tile.kernel': kernel arguments are views, got tensor<4x4xf16>"),
     Case("a launch with too few", "func.func @f() {\n  %g = arith.constant 1 : index\n  tile.launch @k[%g] () :\n  func.return\n}\ntile.kernel @k(%a: !tile.view<4x4xf16>) {\n}\n", "3:3", "'tile.launch': kernel @k takes 1 view(s), got 0 tensor(s)"),
+    Case("a launch with a type too few", "func.func @f() {\n  %g = arith.constant 1 : index\n  tile.launch @k[%g] (%g) :\n  func.return\n}\n", "3:3", "types and operands differ in number: 0 and 1"),
     Case("a fill of another type", "tile.kernel @k() {\n  %z = tile.fill 0.0 : f16 : !tile.tile<4x4xf32>\n}\n", "2:3", "'tile.fill': fill of a tile of f32 wants a value of that type, got f16"),
     Case("an unknown place of a fragment", "tile.kernel @k() {\n  %z = mma.fill 0.0 : f32 : !mma.fragment<16x8xf32, d, m16n8k16>\n}\n", "2:3", "a fragment's place is one of a, b, c, got 'd'"),
     Case("an unknown field of a slot", edit('%s["x"]', '%s["y"]', KERNEL), "7:5", "'async_copy.copy': pipeline @p has no field 'y'"),
