@@ -389,6 +389,8 @@ def problem_of_chain(schedule: Schedule, target: Target, chain: Chain) -> str | 
     depth, problem = schedule.block[2], schedule.problem()
     if problem is not None:
         return problem
+    if schedule.cluster > 1:
+        return "split_k and share are for one product, and these are two in a row"
     if chain.width % (8 * schedule.warps[1]):
         return (
             f"{chain.width} columns of the second product do not split over {schedule.warps[1]} warps in multiples of 8"

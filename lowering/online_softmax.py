@@ -25,7 +25,7 @@ from emmy.dialects.tile import (
     SmCountOp,
     TileType,
 )
-from emmy.lowering.online_softmax_kernels import CARRIED, FINAL, LEFT, Program
+from emmy.lowering.online_softmax_kernels import CARRIED, FINAL, Program, statistic_columns
 from emmy.lowering.tile_builder import Number, TileBuilder, named
 from emmy.lowering.weighted_sum import LOWEST, KernelBuilder, Parts, WeightedSum, Whole
 from emmy.passes.emitter import Emitter
@@ -63,7 +63,8 @@ def lower_weighted_sum(
             type_ = TensorType(f32, [size if isinstance(size, int) else DYNAMIC for size in sizes])
             return named(host.value(AllocOp([size for size in sizes if not isinstance(size, int)], type_)), name)
 
-        widths = {"part_sums": width, "part_tops": LEFT, "part_totals": LEFT}
+        columns_each = statistic_columns(schedule)
+        widths = {"part_sums": width, "part_tops": columns_each, "part_totals": columns_each}
         flat = Parts(*(workspace(name, build.mul(rows, columns)) for name, columns in widths.items()))
         own_rows = rows if isinstance(rows, int) else DYNAMIC
         parts = Parts(
@@ -86,7 +87,7 @@ def lower_weighted_sum(
     _launch(host, programs, build.index(tiles), [*what.tensors(), *(parts or whole).tensors()])
     kernels += programs
     if flat is not None:
-        combines = [Combine(what, flat, whole, variant) for variant in variants]
+        combines = [Combine(what, flat, whole, variant, statistic_columns(schedule)) for variant in variants]
         blocks = build.ceildiv(tensor_type(what.v).get_shape()[3], combines[0].columns)
         ctas = build.index(build.mul(build.mul(build.mul(batch, heads), rows), blocks, "combine_ctas"))
         last = [c.kernel(fresh(f"_combine{_ending(c.variant)}")) for c in combines]
@@ -172,7 +173,9 @@ class Combine(KernelBuilder):
     A CTA makes some columns of one row. Its tiles have a row for each split, in which all rows of the result follow each other.
     """
 
-    def __init__(self, what: WeightedSum, parts: Parts, whole: Whole, variant: Variant):
+    def __init__(self, what: WeightedSum, parts: Parts, whole: Whole, variant: Variant, left: int):
+        """left: columns of a statistic of one row."""
+        self.left = left
         self.width = tensor_type(what.v).get_shape()[3]
         super().__init__(what.source, COMBINE, [], parts.tensors(), whole, variant)
         self.parts = parts
@@ -186,17 +189,17 @@ class Combine(KernelBuilder):
         batch, _, splits = (self.size(parts.tops, axis, n) for axis, n in enumerate(("batch", "heads", "splits")))
         heads = tensor_type(self.whole.value).get_shape()[1]
         together = heads // tensor_type(parts.tops).get_shape()[1]
-        rows = build.div(self.size(parts.tops, 3, "statistics"), LEFT * together, "rows")
+        rows = build.div(self.size(parts.tops, 3, "statistics"), self.left * together, "rows")
         b, h, m, e = self.grid((batch, heads, rows, self.width), (1, 1, 1, self.columns), "bhme")
         group, row = h, m
         if together > 1:  # heads that share a key head are rows, one after the other
             group = build.div(h, together, "group")
             row = build.add(build.mul(build.sub(h, build.mul(group, together)), rows), m, "row")
         column = build.add(build.mul(row, self.width, "row_start"), e, "column")
-        statistic = build.mul(row, LEFT, "statistic")
+        statistic = build.mul(row, self.left, "statistic")
         starts = [
             build.fill(LOWEST, (1, 1), "lowest"),
-            build.fill(0.0, (1, LEFT), "none"),
+            build.fill(0.0, (1, self.left), "none"),
             build.fill(0.0, (1, self.columns), "nothing"),
         ]
         body = Block(arg_types=[Index, *(start.type for start in starts)])
@@ -207,8 +210,8 @@ class Combine(KernelBuilder):
         tops, totals, products = (
             inner.load(self.views[tensor], (b, group, x, place), (self.splits, columns), n)
             for tensor, place, columns, n in (
-                (parts.tops, statistic, LEFT, "part_tops"),
-                (parts.totals, statistic, LEFT, "part_totals"),
+                (parts.tops, statistic, self.left, "part_tops"),
+                (parts.totals, statistic, self.left, "part_totals"),
                 (parts.sums, column, self.columns, "part_sums"),
             )
         )

@@ -43,6 +43,11 @@ FINAL = ("last_top", "last_total", "last_sums")
 """Names of what the loop carries, and of what it leaves."""
 
 
+def statistic_columns(schedule: Schedule) -> int:
+    """Columns of a statistic of one row that a split leaves: as many as its warps beside each other can store."""
+    return LEFT * schedule.warps[1]
+
+
 Edge = tuple[str, SSAValue | None, SSAValue | None]
 """A comparison that is true of a key that is seen, and its operands; None stands for the key."""
 
@@ -108,7 +113,14 @@ class Program(KernelBuilder):
         if isinstance(into, Whole):
             self.finish(self.bounded(into, own), (top, build.reduce("sum", total, "sum"), sums), (own.batch, h, m))
         else:
-            top = build.map("max", top, build.fill(LOWEST, (self.rows, LEFT), "lowest_row"), name="tops")
+            columns = statistic_columns(self.schedule)
+            top = build.map("max", top, build.fill(LOWEST, (self.rows, columns), "lowest_row"), name="tops")
+            if columns > LEFT:
+                # Each warp has summands of its own; what all have is the same for all of them.
+                whole = build.map(
+                    "mul", build.reduce("sum", total, "sum"), build.scalar(1 / columns, "share"), name="each"
+                )
+                total = build.map("add", whole, build.fill(0.0, (self.rows, columns), "nothing"), name="totals")
             for tile, tensor in zip((sums, top, total), into.tensors(), strict=True):
                 self.store(tile, tensor, (b, h, x or 0, m, 0))
         return self.finished(name, what.remark)

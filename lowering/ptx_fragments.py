@@ -82,14 +82,17 @@ class Fragments(FragmentMaps):
         """16 x 16 blocks of 16 bits (or what is left of them) by ldmatrix, each straight into the registers of its atoms."""
         atom, packed = any_atom(shape.atom), shape.per_register
         operand = atom.operand(shape.place)
-        rows, cols = min(shape.rows, MATRIX), min(shape.cols, MATRIX * packed // 2)
-        plan = matrix_plan(shape.place, transposed, rows, cols, shape.atom)
-        lanes = self.matrix_lanes(plan)
-        name = f"ldmatrix_x{plan.count}{'_trans' if transposed else ''}"
+        step_rows, step_cols = MATRIX, MATRIX * packed // 2
+        lanes_of: dict[LdmatrixPlan, tuple[Number, Number]] = {}
         across, each = shape.cols // operand.cols, operand.elements // packed
         registers: list[SSAValue | None] = [None] * (shape.rows * shape.cols // (32 * packed))
-        for row in range(0, shape.rows, rows):
-            for col in range(0, shape.cols, cols):
+        for row in range(0, shape.rows, step_rows):
+            for col in range(0, shape.cols, step_cols):
+                rows, cols = min(shape.rows - row, step_rows), min(shape.cols - col, step_cols)
+                plan = matrix_plan(shape.place, transposed, rows, cols, shape.atom)
+                if plan not in lanes_of:
+                    lanes_of[plan] = self.matrix_lanes(plan)
+                lanes, name = lanes_of[plan], f"ldmatrix_x{plan.count}{'_trans' if transposed else ''}"
                 steps = (col, row) if transposed else (row, col)
                 address = self.shared.address(field, slot, lanes, at, steps)
                 results = self.builder.emit(name, (address.register,), (address.immediate,)).results

@@ -115,8 +115,8 @@ class Whole:
 
 @dataclass(frozen=True)
 class Parts:
-    """Where a split leaves what it has, all f32: products B x H x splits x S x E; for each row its maximum, 8 times, and 8
-    summands of its sum, B x H x splits x S x 8. To who combines them the last two dimensions are one."""
+    """Where a split leaves what it has, all f32: products B x H x splits x S x E; for each row its maximum and summands of its
+    sum, B x H x splits x S x `statistic_columns`. To who combines them the last two dimensions are one."""
 
     sums: SSAValue
     tops: SSAValue

@@ -107,13 +107,16 @@ def wrap(kernel: tile.KernelOp) -> bool:
 
 
 def work_of(kernel: tile.KernelOp, grid: tile.GridOp) -> list[Operation]:
-    """The grid and every op that depends on it, touches tiles or memory, or comes from such an op; in order."""
+    """The grid and every op that depends on it, touches tiles or memory, or comes from such an op; in order.
+
+    What is about other launches is once a CTA, and stays before.
+    """
     moving: list[Operation] = []
     inside: set[Operation] = set()
     for op in kernel.block.ops:
         operands = [v.owner for part in op.walk() for v in part.operands]
         tiles = any(isinstance(v.type, tile.TileType) for part in op.walk() for v in (*part.operands, *part.results))
-        stays = (
+        stays = isinstance(op, tile.DependencyWaitOp | tile.LaunchDependentsOp) or (
             is_side_effect_free(op)
             and not tiles
             and op is not grid

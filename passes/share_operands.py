@@ -96,29 +96,56 @@ def share(kernel: tile.KernelOp, operand: str) -> int:
         step = do.value(do.divide(emit.value(tile.CtaCountOp()), SHARING_CTAS))
         loop.operands[0], loop.operands[1], loop.operands[2] = pair, do.value(pairs), step
         pair = grid.number
-    _renumber(grid, blocks, axis, pair, do.value(do.multiply(rank, each)))
+    offset = _renumber(grid, blocks, axis, pair, do.value(do.multiply(rank, each)))
+    own = _depend_on(offset)
     for dot in list(kernel.walk()):
         if isinstance(dot, tile.DotOp):
             load = (dot.a if operand == "a" else dot.b).owner
             if not isinstance(load, tile.LoadOp):
                 raise EmmyError(f"share = {operand} wants an operand {operand} that is loaded", location_of(dot))
+            if not own.isdisjoint(_decisive(load, loop)):
+                raise EmmyError(f"share = {operand} wants tiles of that operand that both CTAs read", location_of(load))
             load.shared = UnitAttr()
     return pairs
 
 
-def _renumber(grid: tile.GridOp, blocks: list[int], axis: int, pair: SSAValue, further: SSAValue) -> None:
-    """Let a grid give the offsets of this CTA's tile of pair number `pair`."""
+def _depend_on(offset: SSAValue) -> set[SSAValue]:
+    """What differs between the CTAs of a pair: all that is computed from their offset."""
+    found, left = {offset}, [offset]
+    while left:
+        for use in left.pop().uses:
+            blocks = [block for region in use.operation.regions for block in region.blocks]
+            values = {*use.operation.results, *(argument for block in blocks for argument in block.args)}
+            left += values - found
+            found |= values
+    return found
+
+
+def _decisive(load: tile.LoadOp, tiles: Operation | None) -> set[SSAValue]:
+    """What says where a load reads, and how often: its operands, those of the ops around it but the loop over tiles."""
+    values = set(load.operands)
+    around = load.parent_op()
+    while around is not None and not isinstance(around, tile.KernelOp):
+        if around is not tiles:
+            values |= set(around.operands[:3] if isinstance(around, scf.ForOp) else around.operands)
+        around = around.parent_op()
+    return values
+
+
+def _renumber(grid: tile.GridOp, blocks: list[int], axis: int, pair: SSAValue, further: SSAValue) -> SSAValue:
+    """Let a grid give the offsets of this CTA's tile of pair number `pair`; the one that the CTAs of a pair do not share."""
     assert grid.parent is not None
     raster = grid.raster.value.data
     raster = max(1, raster // SHARING_CTAS) if axis == len(blocks) - 2 else raster
     new = tile.GridOp(grid.extents, blocks, raster, pair)
     emit = Emitter(grid.parent, grid, grid)
     emit(new)
+    new.offsets[axis].name_hint = "first"
+    own = emit.value(arith.AddiOp(new.offsets[axis], further))
     for number, (old, offset) in enumerate(zip(grid.offsets, new.offsets, strict=True)):
-        offset.name_hint = "first" if number == axis else old.name_hint
-        if number == axis:
-            offset = emit.value(arith.AddiOp(offset, further))
-            offset.name_hint = old.name_hint
+        offset = own if number == axis else offset
+        offset.name_hint = old.name_hint
         old.replace_all_uses_with(offset)
     grid.detach()
     grid.erase()
+    return own

@@ -92,10 +92,12 @@ def run_program(program: Program, args: list[Array], cta: int, ctas: int, landin
         _schedule(machines, bodies, order, chance)
         for machine in machines:
             machine.finish()
-    except Level3Error as error:
+    except (Level3Error, ZeroDivisionError) as found:
+        zero = isinstance(found, ZeroDivisionError)
+        error = Level3Error("a division by 0; divisors are positive") if zero else found
         if error.location is None and program.ops:
             error.location = location_of(program.ops[machines[0].everyone[machines[0].running].line])
-        raise
+        raise error from None
 
 
 def _staff(program: Program, warps: list[Warp]) -> Iterator[tuple[RoleProgram, Warp]]:

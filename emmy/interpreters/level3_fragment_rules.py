@@ -152,5 +152,5 @@ def _scatter(w: Writer, op: mma.ScatterOp) -> None:
 
 @rule_of(FRAGMENT_RULES, mma.PartOp)
 def _part(w: Writer, op: mma.PartOp) -> None:
-    columns, part = _shape(op.result)[1], w.name(op.part)
-    w.put(f"{w.name(op.result)} = {w.name(op.arg)}[:, {part} * {columns} : ({part} + 1) * {columns}]")
+    w.mark(op, preempt=False)
+    w.put(f"{w.name(op.result)} = M.part(W, {w.name(op.arg)}, {w.name(op.part)}, {_shape(op.result)[1]})")

@@ -128,6 +128,12 @@ class Machine:
             piece = value[:, number * columns : (number + 1) * columns].copy()
             yield machine, Flight(cells, (slot.stage, slice(first, first + len(value))), piece, slot.ticket)
 
+    def part(self, warp: Warp, value: Array, part: int, columns: int) -> Array:
+        """Part number `part` of a fragment's columns (`mma.part`)."""
+        if not 0 <= part * columns < value.shape[1]:
+            self.fault(warp, f"there is no part {part} of {columns} columns in a fragment of {value.shape}")
+        return value[:, part * columns : (part + 1) * columns]
+
     def multicast(
         self, warp: Warp, view: Array, at: Sequence[int], slot: Slot, name: str, whole: bool = False
     ) -> Iterator[tuple[Machine, Ring, Flight]]:

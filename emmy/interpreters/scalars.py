@@ -27,6 +27,7 @@ from xdsl.dialects.builtin import (
 from xdsl.ir import Attribute, Operation
 
 from emmy.errors import EmmyError
+from emmy.locations import location_of
 
 COMPARISONS = ("==", "!=", "<", "<=", ">", ">=", "<", "<=", ">", ">=")
 """By the predicate number of `arith.cmpi`: eq, ne, slt, sle, sgt, sge, ult, ule, ugt, uge."""
@@ -89,9 +90,14 @@ def _compiled(expression: str, arity: int) -> Callable[..., Any]:
 
 
 def evaluate_scalar(op: Operation, operands: list[Any]) -> Any:
-    """The value of an `arith` op, or None if it is not a scalar one."""
+    """The value of an `arith` op, or None if it is not a scalar one. Raises EmmyError for a division by 0."""
     expression = scalar_expression(op, [f"x{i}" for i in range(len(operands))])
-    return None if expression is None else _compiled(expression, len(operands))(*operands)
+    if expression is None:
+        return None
+    try:
+        return _compiled(expression, len(operands))(*operands)
+    except ZeroDivisionError:
+        raise EmmyError(f"{op.name} by 0; divisors are positive", location_of(op)) from None
 
 
 def numpy_dtype(element: Attribute) -> np.dtype[Any]:

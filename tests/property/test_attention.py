@@ -5,6 +5,7 @@ the emulator, whose copies land at random.
 import dataclasses
 
 import numpy as np
+import pytest
 from attention_support import DTYPES, UNIT, Case, bounds, cases
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
@@ -77,3 +78,36 @@ def test_the_block_of_keys_is_no_meaning(case, seed, keys):
     seen = exact[..., :1] > 0.5
     tolerance = 2 * UNIT[case.dtype] + (4 * UNIT["f16"] if "hybrid" in case.policies else 0) + 1e-5
     np.testing.assert_allclose(got.astype(float), np.broadcast_to(seen.astype(float), got.shape), atol=tolerance)
+
+
+@pytest.mark.parametrize(
+    ("target", "rows", "depth", "width", "fields"),
+    [
+        ("sm_80", 1, 288, 288, {}),
+        ("sm_90a", 2, 288, 288, {}),
+        ("sm_80", 1, 64, 64, {"warps": (1, 2), "splits": 2}),
+        ("sm_120a", 33, 64, 64, {"warps": (2, 2), "splits": 2, "repeat": 1}),
+        ("sm_90a", 33, 64, 64, {"warps": (2, 1), "splits": 2, "persistent": 1}),
+        ("sm_80", 33, 24, 48, {"warps": (2, 2)}),
+    ],
+)
+def test_fields_that_meet(target: str, rows: int, depth: int, width: int, fields: dict):
+    """Splits whose warps share columns (by the table at depths over 256) or whose CTAs take several tiles; warps whose
+    columns are an odd number of atoms."""
+    q, k, v = (f"tensor<1x2x{n}x{columns}xf16>" for n, columns in ((rows, depth), (70, depth), (70, width)))
+    o, logs = f"tensor<1x2x{rows}x{width}xf16>", f"tensor<1x2x{rows}xf32>"
+    text = (
+        f"func.func @f(%q: {q}, %k: {k}, %v: {v}) -> ({o}, {logs}) {{\n"
+        f"  %o, %l = tensor_op.attention %q, %k, %v scale 0.1 : ({q}, {k}, {v}) -> ({o}, {logs})\n"
+        f"  func.return %o, %l : {o}, {logs}\n}}\n"
+    )
+    rng = np.random.default_rng(3)
+    shapes = (1, 2, rows, depth), (1, 2, 70, depth), (1, 2, 70, width)
+    operands = [rng.standard_normal(shape).astype(np.float16) for shape in shapes]
+    exact = level1.run(parse_module(text, "t.mlir"), "f", operands)
+    module = emmy.compile(text, target, schedule=fields)
+    lowered = level2.run_module(parse_module(module.ir("tile"), "t.mlir"), "f", operands)
+    got, _ = run_on_emulator(module.portable_artefact, "f", operands, landing="random", order="random", seed=1)
+    for results in (lowered, got):
+        for one, other in zip(exact, results, strict=True):
+            np.testing.assert_allclose(other.astype(np.float64), one, atol=2e-3)

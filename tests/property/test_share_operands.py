@@ -142,3 +142,33 @@ def test_sizes_that_are_not_known_are_refused():
     program = text(256, 64, 512, False, True, "f16").replace("256x", "?x")
     with pytest.raises(EmmyError, match="whose sizes are known"):
         emmy.compile(program, "sm_90a", schedule=SCHEDULE)
+
+
+@pytest.mark.parametrize("share", ["a", "b"])
+@pytest.mark.parametrize("place", ["%m, %k", "%k, %n"])
+def test_tiles_that_only_one_cta_reads_are_not_shared(share: str, place: str):
+    """In an edited text of level 2: the operand that both would read is loaded from where one of them computes."""
+    given = emmy.compile(text(256, 256, 256, False, False, "f16"), "sm_90a", schedule={**SCHEDULE, "share": "none"})
+    own, edited = ("%m, %k", "%k, %n")[share == "a"], given.ir("lower-tensor-op")
+    both = {"a": "%m, %k", "b": "%k, %n"}[share]
+    assert edited.count(f"[{both}]") == 1
+    edited = edited.replace(f"[{both}]", f"[{place}]").replace(
+        "roles = specialized", f"roles = specialized, share = {share}"
+    )
+    if place == own:
+        with pytest.raises(EmmyError, match=f"share = {share} wants tiles of that operand that both CTAs read"):
+            emmy.compile(edited, "sm_90a")
+    else:
+        assert "shared : " in emmy.compile(edited, "sm_90a").ir("share-operands")
+
+
+@pytest.mark.parametrize("fields", [{"share": "a"}, {"share": "b"}, {"split_k": 2}])
+@pytest.mark.parametrize("target", ["sm_90a", "sm_120a"])
+def test_attention_has_no_clusters(fields: dict[str, object], target: str):
+    q = "tensor<1x2x64x64xf16>"
+    program = (
+        f"func.func @f(%q: {q}, %k: {q}, %v: {q}) -> {q} {{\n"
+        f"  %o = tensor_op.attention %q, %k, %v scale 0.125 : ({q}, {q}, {q}) -> {q}\n  func.return %o : {q}\n}}\n"
+    )
+    with pytest.raises(EmmyError, match="split_k and share are for one product, and these are two in a row"):
+        emmy.compile(program, target, schedule=fields)

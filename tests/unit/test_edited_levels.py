@@ -100,3 +100,41 @@ def test_the_interpreters_compare_sizes_too():
         level2.run_module(
             text, "f", [np.ones((16, 16), np.float16), np.ones((24, 32), np.float16), np.ones((16, 32), np.float16)]
         )
+
+
+@pytest.mark.parametrize("kind", ["divui", "ceildivui", "remui"])
+@pytest.mark.parametrize("stage", ["tile", "lower-tile"])
+def test_the_interpreters_do_not_divide_by_0(kind: str, stage: str):
+    """On the host or in a kernel, an error of one sentence says where."""
+    from emmy.interpreters import level2, level3
+    from emmy.ir import parse_module
+
+    text = emmy.compile(SIZES, "sm_80", schedule={"block": [16, 32, 32], "warps": [1, 1], "stages": 2}).ir(stage)
+    run = level2.run_module if stage == "tile" else level3.run_module
+    arrays = [np.ones(shape, np.float16) for shape in ((16, 24), (24, 32), (16, 32))]
+    divided = f"  %none = arith.constant 0 : index\n    %bad = arith.{kind} %none, %none : index\n  "
+    for at in (text.index("  tile.launch"), text.index("  %", text.index("tile.kernel @"))):
+        edited = text[:at] + divided + text[at:]
+        with pytest.raises(emmy.EmmyError, match="by 0; divisors are positive") as found:
+            run(parse_module(edited, "t.mlir"), "f", arrays)
+        assert found.value.location is not None
+
+
+def test_the_part_of_a_cta_of_a_cluster_exists():
+    from emmy.interpreters import level3
+    from emmy.ir import parse_module
+
+    a, b, c = "tensor<16x64xf16>", "tensor<32x64xf16>", "tensor<16x32xf16>"
+    text = (
+        f"func.func @f(%a: {a}, %b: {b}) -> {c} {{\n  %c = tensor_op.matmul %a, %b transpose_b : ({a}, {b}) -> {c}\n"
+        f"  func.return %c : {c}\n}}\n"
+    )
+    schedule = {"atom": "m16n8k16", "block": [16, 32, 32], "warps": [1, 1], "split_k": 2}
+    edited, count = re.subn(
+        r"(mma.part %\w+, )%\w+", r"\1%c32", emmy.compile(text, "sm_90a", schedule=schedule).ir("lower-tile")
+    )
+    assert count == 1
+    with pytest.raises(emmy.EmmyError, match=r"there is no part 32 of 16 columns in a fragment of \(16, 32\)"):
+        level3.run_module(
+            parse_module(edited, "t.mlir"), "f", [np.ones((16, 64), np.float16), np.ones((32, 64), np.float16)]
+        )
