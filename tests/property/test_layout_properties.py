@@ -66,7 +66,9 @@ def bijections(draw: st.DrawFn) -> Layout:
 def fragments(draw: st.DrawFn, sizes: tuple[int, ...] = SIZES) -> Layout:
     """A fragment of any atom and place: whole, a row vector or a column vector."""
     atom, place = draw(st.sampled_from(ATOMS)), draw(st.sampled_from(["a", "b", "c"]))
-    rows, cols = draw(st.sampled_from(sizes)), draw(st.sampled_from(sizes))
+    operand = atom.operand(place)
+    # Whole operands: those of 8-bit elements are 32 long.
+    rows, cols = (-(-draw(st.sampled_from(sizes)) // whole) * whole for whole in (operand.rows, operand.cols))
     rows, cols = draw(st.sampled_from([(rows, cols), (rows, 1), (1, cols)]))
     return fragment_layout(atom, place, rows, cols)
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 from chained_support import Chain
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import emmy
 from emmy.artefact import run_on_emulator
+from emmy.errors import EmmyError
 from emmy.interpreters import level3
 from emmy.ir import make_context, parse_module, verify_module
 from emmy.lowering.tile_to_level3 import LowerTile
@@ -56,7 +58,7 @@ def test_no_bit_of_level_3_changes(chain: Chain, masks: str, order: str, seed: i
 @given(
     chains,
     st.sampled_from(("loops", "guard")),
-    st.integers(1, 3),
+    st.integers(2, 3),
     st.integers(0, 1),
     st.sampled_from(level3.ORDERS),
     st.integers(0, 99),
@@ -70,3 +72,10 @@ def test_no_bit_of_the_ptx_changes(chain: Chain, masks: str, stages: int, prefet
         results.append(run_on_emulator(module.portable_artefact, "f", chain.arguments(seed), order=order, seed=seed)[0])
     for before, after in zip(*results, strict=True):
         np.testing.assert_array_equal(before, after)
+
+
+def test_one_slot_is_refused():
+    """A half would wait for a slot that the other one, waiting for its turn, has not released: a deadlock of windows."""
+    chain = Chain(rows=64, columns=64, width=16, block=(64, 16), warps=4, window=20)
+    with pytest.raises(EmmyError, match="stages of at least 2"):
+        emmy.compile(chain.with_schedule(turns=1, roles="specialized", stages=1).text(), target="sm_90a")
