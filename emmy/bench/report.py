@@ -30,6 +30,7 @@ from emmy.bench.records import (
     base_name,
     read_records,
     read_run,
+    strip,
     write_stripped,
 )
 from emmy.bench.table import geometric_mean, percent_of_copy, percent_of_peak
@@ -255,6 +256,14 @@ def add(directory: Path, spec: str) -> None:
     write_stripped(records, directory / f"{name}.jsonl")
 
 
+def refuse_unstripped(directory: Path) -> None:
+    """Raises `EmmyError` for a file that was copied here rather than added: it holds paths and fields that are not kept."""
+    for path in sorted(directory.glob("*.jsonl")):
+        records = read_records(path)
+        if [strip(record) for record in records] != records:
+            raise EmmyError(f"'{path}' holds more than is kept; add it by --add {path.stem}=FILE")
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Write or check the page."""
     parser = argparse.ArgumentParser(prog="emmy.bench.report", description="Tables of kept result files as a page.")
@@ -268,6 +277,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     def action() -> int:
         for spec in args.add:
             add(args.directory, spec)
+        refuse_unstripped(args.directory)
         return write_or_check(args.directory.with_suffix(".md"), page(args.directory), args.check)
 
     return told(action)

@@ -133,6 +133,11 @@ def test_the_command_keeps_a_file_writes_the_page_and_checks_it(tmp_path, capsys
     assert report.main([str(folder), "--check"]) == 1
     assert (tmp_path / "kept.md").read_text() == "old"
     assert report.main([str(folder), "--add", "no file"]) == 1
+    (folder / "copied.jsonl").write_text(source.read_text())
+    for flags in ([], ["--check"]):
+        assert report.main([str(folder), *flags]) == 1
+        assert "holds more than is kept; add it by --add copied=FILE" in capsys.readouterr().err
+    (folder / "copied.jsonl").unlink()
     (folder / "one.jsonl").write_text("{")
     assert report.main([str(folder)]) == 1
     assert "is no file of JSON lines" in capsys.readouterr().err
