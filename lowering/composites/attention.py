@@ -8,7 +8,7 @@ The tile program is that of `emmy.lowering.online_softmax`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import ml_dtypes
@@ -58,7 +58,8 @@ from emmy.errors import EmmyError
 from emmy.locations import location_of
 from emmy.lowering.online_softmax import lower_weighted_sum
 from emmy.lowering.tile_builder import named
-from emmy.lowering.weighted_sum import K_STEP, LEAST, LOWEST, TINY, WeightedSum, Whole, padded
+from emmy.lowering.weighted_sum import K_STEP, TINY, WeightedSum, Whole, padded
+from emmy.lowering.weighted_sum_values import WeightedSumValues, sequences
 from emmy.passes.emitter import Emitter
 from emmy.variants import Variant
 
@@ -393,69 +394,28 @@ class AttentionOp(CompositeOp):
         if k.shape[2] != v.shape[2] or not batch == k.shape[0] == v.shape[0]:
             shapes = ", ".join(str(x.shape) for x in (q, k, v))
             raise EmmyError(f"attention of shapes {shapes}: the `?` sizes do not agree", location_of(self))
+        bias: Any = given.get("bias")
+        if self.bias is not None:
+            declared, full = tensor_type(self.bias).get_shape(), (*q.shape[:3], k.shape[2])
+            if any(d != 1 and b != f for d, b, f in zip(declared, bias.shape, full, strict=True)):
+                raise EmmyError(f"a bias of shape {bias.shape} does not broadcast to {full}", location_of(self))
         value, logarithm = np.zeros((*q.shape[:3], v.shape[3]), q.dtype), np.zeros(q.shape[:3], q.dtype)
-        for at, rows, keys, values in self._sequences(given):
-            value[at], logarithm[at] = self._weigh(rows, keys, values, given.get("bias"), contract)
+        meaning = self._values()
+        for at, rows, keys, values in sequences(given, location_of(self)):
+            value[at], logarithm[at] = meaning.compute(rows, keys, values, bias, contract)
         return [value] if self.lse is None else [value, logarithm]
 
-    def _sequences(self, given: dict[str, Any]) -> Iterator[tuple[Any, Any, Any, Any]]:
-        """(place in the result, queries, keys, values) of what is computed together."""
-        q, k, v = given["q"], given["k"], given["v"]
-        if "table" in given:
-            for b, count in enumerate(given["counts"].astype(int)):
-                places = given["table"][b].astype(int)[: -(-count // k.shape[2])]
-                # Pages x heads x keys x columns, as heads x keys of all pages x columns.
-                parts = [
-                    x[places].swapaxes(0, 1).reshape(1, x.shape[1], len(places) * x.shape[2], x.shape[3])
-                    for x in (k, v)
-                ]
-                yield slice(b, b + 1), q[b : b + 1], parts[0][:, :, :count], parts[1][:, :, :count]
-        elif "starts_q" in given:
-            starts = [given[name].astype(int) for name in ("starts_q", "starts_k")]
-            for x, edges in zip((q, k), starts, strict=True):
-                if edges[0] != 0 or edges[-1] != x.shape[2] or np.any(np.diff(edges) < 0):
-                    message = f"lengths rise from 0 to the {x.shape[2]} rows there are, got {edges.tolist()}"
-                    raise EmmyError(message, location_of(self))
-            for rows, keys in zip(*(map(slice, edges[:-1], edges[1:]) for edges in starts), strict=True):
-                yield (slice(None), slice(None), rows), q[:, :, rows], k[:, :, keys], v[:, :, keys]
-        else:
-            yield slice(None), q, k, v
-
-    def _weigh(self, q: Any, k: Any, v: Any, bias: Any, contract: Callable[..., Any] | None) -> tuple[Any, Any]:
-        """(result, logarithms) of sequences of one length."""
-        k, v = (np.repeat(x, q.shape[1] // k.shape[1], axis=1) for x in (k, v))
+    def _values(self) -> WeightedSumValues:
         of_scores, of_values = self.policies()
-        scores = _product(q, k.swapaxes(-1, -2), of_scores, contract) * q.dtype.type(self.scale.value.data)
-        if self.softcap is not None:
-            cap = q.dtype.type(self.softcap.value.data)
-            scores = cap * np.tanh(scores / cap)
-        if self.bias is not None:
-            declared = tensor_type(self.bias).get_shape()
-            if any(d != 1 and b != f for d, b, f in zip(declared, bias.shape, scores.shape, strict=True)):
-                message = f"a bias of shape {bias.shape} does not broadcast to {scores.shape}"
-                raise EmmyError(message, location_of(self))
-            scores = scores + bias
-        scores = np.where(self._seen(q.shape[2], k.shape[2]), scores, -np.inf)
-        top = np.max(scores, axis=-1, keepdims=True, initial=LOWEST)
-        weights = np.exp(scores - top)
-        total = np.sum(weights, axis=-1, keepdims=True)
-        if contract is not None:
-            stored = np.float16 if isinstance(tensor_type(self.v).element_type, Float16Type) else ml_dtypes.bfloat16
-            weights = weights.astype(stored).astype(np.float32)
-        value = _product(weights, v, of_values, contract) / np.maximum(total, LEAST)
-        return value, np.where(total > 0, top + np.log(total), -np.inf)[..., 0]
-
-    def _seen(self, rows: int, keys: int) -> Any:
-        """Which keys each row sees."""
-        row, key = np.arange(rows)[:, None] + keys - rows, np.arange(keys)[None]
-        seen = np.ones((rows, keys), np.bool_)
-        if self.causal is not None:
-            seen &= key <= row
-        if self.window is not None:
-            seen &= key > row - self.window.value.data
-            if self.causal is None:
-                seen &= key < row + self.window.value.data
-        return seen
+        return WeightedSumValues(
+            scale=self.scale.value.data,
+            softcap=None if self.softcap is None else self.softcap.value.data,
+            causal=self.causal is not None,
+            window=None if self.window is None else self.window.value.data,
+            of_scores=of_scores,
+            of_values=of_values,
+            stored=np.float16 if isinstance(tensor_type(self.v).element_type, Float16Type) else ml_dtypes.bfloat16,
+        )
 
     # ---- its program
 
@@ -514,9 +474,3 @@ def _whole_units(value: SSAValue) -> bool:
     """Whether rows are known to be whole units of 16 bytes, or there is one element that all columns share."""
     columns = tensor_type(value).get_shape()[3]
     return columns == 1 or (columns != DYNAMIC and columns * _bytes(value) % 16 == 0)
-
-
-def _product(a: Any, b: Any, policy: AccumulateAttr, contract: Callable[..., Any] | None) -> Any:
-    if contract is None:
-        return a @ b
-    return contract(np.zeros((*a.shape[:-1], b.shape[-1]), np.float32), a, b, policy)
