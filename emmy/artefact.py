@@ -13,18 +13,18 @@ import os
 import shutil
 import tempfile
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, cast
 
 from emmy import __version__
+from emmy.binding import NOTHING, NoVariant, buffers_of
 from emmy.binding import ArrayInfo as ArrayInfo
 from emmy.binding import BoundBuffer as BoundBuffer
 from emmy.binding import BoundCall as BoundCall
 from emmy.binding import BoundLaunch as BoundLaunch
 from emmy.binding import BoundTensorMap as BoundTensorMap
-from emmy.binding import NoVariant, buffers_of
 from emmy.binding import bind as bind
 from emmy.binding import check_alignment as check_alignment
 from emmy.emulated_calls import numpy_info as numpy_info
@@ -112,12 +112,13 @@ class Artefact:
         arrays: Sequence[ArrayInfo],
         sms: int = EMULATED_SMS,
         outs: Sequence[ArrayInfo] | None = None,
+        unheld: Mapping[str, str] = NOTHING,
     ) -> BoundCall:
         """`emmy.binding.bind`; a variant that is not here yet, and is the best for this call, is compiled first."""
         while True:
             lacking = VARIANTS.keys() - self.supplied if self.supply is not None else frozenset[str]()
             try:
-                return bind(self.entry(entry), arrays, sms, outs, lacking)
+                return bind(self.entry(entry), arrays, sms, outs, lacking, unheld)
             except NoVariant as missing:
                 if not missing.variants:
                     raise

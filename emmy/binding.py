@@ -9,6 +9,7 @@ import math
 from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import TypeAlias
 
 from emmy.errors import EmmyError
@@ -34,6 +35,9 @@ from emmy.launch_specs import (
     row_major,
 )
 from emmy.variants import VARIANTS, Lying, fitting
+
+NOTHING: Mapping[str, str] = MappingProxyType({})
+"""No kernels that a device cannot hold."""
 
 
 class NoVariant(EmmyError):
@@ -91,8 +95,8 @@ Param: TypeAlias = tuple[str, str | int | BoundTensorMap]
 class BoundLaunch:
     """A launch with numbers for expressions. `params` holds ("pointer", name), ("u32" | "u64", value) or ("tensor_map",
     `BoundTensorMap`), in order. `passed_over`: the kernels that were preferred, and why each does not take this call, or those
-    that take it too, and how much longer they take. `variant`: its name in `emmy.variants`, if it has one. `programmatic`: as in
-    `LaunchSpec`."""
+    that take it too, and how much longer they take. `variant`: its name in `emmy.variants`, if it has one. `programmatic`,
+    `cluster` (empty without clusters) and `persistent`: as in `LaunchSpec`."""
 
     image: str
     kernel: str
@@ -103,6 +107,8 @@ class BoundLaunch:
     passed_over: tuple[tuple[str, str], ...] = ()
     variant: str | None = None
     programmatic: bool = False
+    cluster: tuple[int, ...] = ()
+    persistent: bool = False
 
 
 @dataclass(frozen=True)
@@ -159,11 +165,13 @@ def bind(
     sms: int = EMULATED_SMS,
     outs: Sequence[ArrayInfo] | None = None,
     lacking: AbstractSet[str] = frozenset(),
+    unheld: Mapping[str, str] = NOTHING,
 ) -> BoundCall:
     """Check a call of `entry` with `arrays` (one for each argument, in order) and evaluate every expression.
 
     `sms`: multiprocessors of the device. `outs`: the caller's own results. Addresses that are not known (None) count as
-    aligned. `lacking`: variants that the entry has not, but could have.
+    aligned. `lacking`: variants that the entry has not, but could have. `unheld`: kernels that the device cannot hold, by name,
+    and a sentence about why.
 
     Raises `EmmyError`, one sentence that names the argument, for a wrong number of arguments, dtype, rank, dimension,
     strides or alignment, for a check of the entry that fails, and for a grid beyond the hardware's limits; `NoVariant`
@@ -200,7 +208,7 @@ def bind(
     for position, buffer in enumerate((*results, *temporaries)):
         given = outs[position] if outs is not None and position < len(results) else None
         tensors.add(buffer.name, given or ArrayInfo(buffer.dtype, buffer.shape), "out" if given else f"'{buffer.name}'")
-    chosen = [_choose(launch, entry, tensors, lacking) for launch in entry["launches"]]
+    chosen = [_choose(launch, entry, tensors, lacking, unheld) for launch in entry["launches"]]
     launches = [_bind_launch(launch, tensors, passed_over) for launch, passed_over in chosen]
     named: Sequence[BufferSpec | ArgumentSpec] = [*specs, *(entry["results"] if outs is not None else [])]
     return BoundCall(
@@ -268,14 +276,18 @@ PassedOver: TypeAlias = tuple[tuple[str, str], ...]
 
 
 def _choose(
-    launch: LaunchSpec, entry: EntrySpec, tensors: _Tensors, lacking: AbstractSet[str]
+    launch: LaunchSpec,
+    entry: EntrySpec,
+    tensors: _Tensors,
+    lacking: AbstractSet[str],
+    unheld: Mapping[str, str],
 ) -> tuple[LaunchSpec, PassedOver]:
     """The first kernel of a launch that takes the tensors, those with a time in the order of it; and those passed over. Raises
     `NoVariant` if there is none, or one that is `lacking` comes before it."""
     passed_over: list[tuple[str, str]] = []
     chosen: LaunchSpec | None = None
     for candidate in _in_order(launch, tensors):
-        problem = _refusal(candidate, entry, tensors)
+        problem = unheld.get(candidate["kernel"]) or _refusal(candidate, entry, tensors)
         if problem is None:
             chosen = candidate
             break
@@ -433,6 +445,8 @@ def _bind_launch(launch: LaunchSpec, tensors: _Tensors, passed_over: PassedOver)
         passed_over,
         launch.get("variant"),
         launch.get("programmatic", False),
+        tuple(launch.get("cluster", ())),
+        launch.get("persistent", False),
     )
 
 

@@ -6,7 +6,7 @@ import re
 from typing import TYPE_CHECKING, Any
 
 from emmy.artefact import Artefact, BoundLaunch, Image
-from emmy.driver import call, describe
+from emmy.driver import call, describe, launch_config
 from emmy.errors import EmmyError
 from emmy.targets import get_target
 
@@ -51,6 +51,7 @@ class DeviceImages:
         self.artefact = artefact
         self._modules: dict[str, Any] = {}
         self._functions: dict[tuple[str, str], tuple[Any, int]] = {}
+        self._clusters: dict[tuple[Any, ...], int] = {}
 
     def unload(self) -> None:
         """Unload all of them. None of their kernels may be running."""
@@ -76,6 +77,36 @@ class DeviceImages:
             allowed = launch.shared_bytes
         self._functions[launch.image, launch.kernel] = (function, allowed)
         return function
+
+    def clusters(self, launch: BoundLaunch, stream: int) -> int:
+        """How many clusters of a launch the device holds at once, at least; 0 if it cannot hold any. The driver is asked once for
+        each kernel, block, shared memory and cluster.
+
+        `cuOccupancyMaxActiveClusters` knows what the number of multiprocessors does not tell: a cluster lies in one GPC, of which
+        a device may have few, or a part.
+        """
+        key = (launch.image, launch.kernel, launch.block, launch.shared_bytes, launch.cluster)
+        held = self._clusters.get(key)
+        if held is None:
+            held = self._clusters[key] = self._ask_clusters(launch, self.function(launch, stream))
+        return held
+
+    def _ask_clusters(self, launch: BoundLaunch, function: Any) -> int:
+        driver = self.runtime.driver
+
+        def set_value(value: Any) -> None:
+            value.clusterDim.x, value.clusterDim.y, value.clusterDim.z = launch.cluster
+
+        config = launch_config(
+            driver, launch.cluster, launch.block, launch.shared_bytes, "CLUSTER_DIMENSION", set_value
+        )
+        status, held = driver.cuOccupancyMaxActiveClusters(function, config)
+        if status == driver.CUresult.CUDA_ERROR_INVALID_CLUSTER_SIZE:
+            return 0
+        if status != driver.CUresult.CUDA_SUCCESS:
+            what = f"cannot ask how many clusters of kernel '{launch.kernel}' the device holds"
+            raise EmmyError(f"{what}: {describe(driver, status)}")
+        return int(held)
 
     def _load(self, launch: BoundLaunch, stream: int) -> Any:
         """The cubin where this device runs it, else the PTX through the driver's compiler."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from emmy.errors import EmmyError
@@ -41,6 +42,27 @@ def call(what: str, function: Any, *args: Any) -> Any:
     if status != driver.CUresult.CUDA_SUCCESS:
         raise EmmyError(f"cannot {what}: {describe(driver, status)}")
     return results[0] if results else None
+
+
+def launch_config(
+    driver: Any,
+    grid: Sequence[int],
+    block: Sequence[int],
+    shared_bytes: int,
+    attribute: str,
+    set_value: Callable[[Any], None],
+) -> Any:
+    """A `CUlaunchConfig` with one attribute, named as in `CUlaunchAttributeID` behind `CU_LAUNCH_ATTRIBUTE_`; `set_value`
+    fills in its `CUlaunchAttributeValue`."""
+    config, one, value = driver.CUlaunchConfig(), driver.CUlaunchAttribute(), driver.CUlaunchAttributeValue()
+    config.gridDimX, config.gridDimY, config.gridDimZ = grid
+    config.blockDimX, config.blockDimY, config.blockDimZ = block
+    config.sharedMemBytes = shared_bytes
+    one.id = getattr(driver.CUlaunchAttributeID, f"CU_LAUNCH_ATTRIBUTE_{attribute}")
+    set_value(value)
+    one.value = value
+    config.attrs, config.numAttrs = [one], 1
+    return config
 
 
 def is_available() -> bool:

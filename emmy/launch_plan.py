@@ -37,6 +37,9 @@ from emmy.locations import location_of
 WAITS = "griddepcontrol_wait"
 """The instruction of kernels that wait for earlier launches by themselves."""
 
+COUNTS_CTAS = "nctaid_x"
+"""The instruction of kernels that go from tile to tile by as many as there are CTAs."""
+
 
 @dataclass(frozen=True)
 class Buffer:
@@ -221,8 +224,13 @@ class HostEvaluator:
             "shared_bytes": kernel.shared_bytes.value.data,
             "params": [self.parameter(param.data, kernel, buffers, facts, op) for param in kernel.params],
         }
-        if any(isinstance(op, ptx.Instruction) and op.row.name == WAITS for op in kernel.body.block.ops):
+        instructions = {op.row.name for op in kernel.body.block.ops if isinstance(op, ptx.Instruction)}
+        if WAITS in instructions:
             spec["programmatic"] = True
+        if kernel.cluster_shape:
+            spec["cluster"] = list(kernel.cluster_shape)
+            if COUNTS_CTAS in instructions and counts_multiprocessors(spec["grid"][0]):
+                spec["persistent"] = True
         if facts is None:
             self.row_major |= {buffer.name for buffer in buffers}
         else:
@@ -280,6 +288,13 @@ class HostEvaluator:
     def buffer_spec(self, buffer: Buffer) -> BufferSpec:
         align = DEFAULT_ALIGN if buffer.name in self.row_major else DTYPES[buffer.dtype].itemsize
         return {"name": buffer.name, "dtype": buffer.dtype, "shape": list(buffer.sizes), "align": align}
+
+
+def counts_multiprocessors(expression: Expression) -> bool:
+    """Whether an expression has the device's number of multiprocessors in it."""
+    if isinstance(expression, int | str) or expression is None:
+        return False
+    return expression[0] == "sms" or any(counts_multiprocessors(operand) for operand in expression[1:])
 
 
 def _wants(buffers: Sequence[Buffer], facts: KernelFacts) -> dict[str, WantedSpec]:

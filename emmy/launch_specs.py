@@ -106,7 +106,9 @@ class LaunchSpec(TypedDict):
     buffer, when the kernel may be launched; if that does not hold, the first of `otherwise` for which it does is launched
     instead (they have no `otherwise` of their own). Of kernels with a `time`, which stand before those without, the one whose
     time is least is launched, if it may be. `variant`: its name in `emmy.variants`. `programmatic`:
-    it may begin before the launch before it has ended (it waits by itself).
+    it may begin before the launch before it has ended (it waits by itself). `cluster`: the CTAs of its clusters along x, y and z;
+    a device that cannot hold one does not take it. `persistent`: any number of its clusters computes all tiles, and the grid is
+    as many CTAs as run at once: fewer, where a device holds fewer clusters.
     """
 
     image: str
@@ -118,6 +120,8 @@ class LaunchSpec(TypedDict):
     time: NotRequired[Any]
     variant: NotRequired[str]
     programmatic: NotRequired[bool]
+    cluster: NotRequired[list[int]]
+    persistent: NotRequired[bool]
     wants: NotRequired[dict[str, WantedSpec]]
     otherwise: NotRequired[list[LaunchSpec]]
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
-from emmy.artefact import EMULATED_SMS, Array, Artefact, Image, numpy_info, run_on_emulator
+from emmy.artefact import Array, Artefact, Image, numpy_info, run_on_emulator
 from emmy.errors import EmmyError
 from emmy.parameters import check_kind
 
@@ -56,7 +56,9 @@ class Module:
         """What each kernel takes and why it is as it is; `str()` of it is a table, `.as_json()` data (see `emmy.report`)."""
         from emmy.report import make_report
 
-        return make_report(self.artefact)
+        launches = (one for entry in self.artefact.entries.values() for one in entry["launches"])
+        clusters = any("cluster" in one for launch in launches for one in (launch, *launch.get("otherwise", [])))
+        return make_report(self.artefact, self.cuda() if clusters and runs_on_gpu(self.target) else None)
 
     def __getitem__(self, name: str) -> Entry:
         entry = self._entries.get(name)
@@ -124,8 +126,9 @@ class Entry:
             else read_device_array(array, name, 0).info
             for array, name in zip(args, names, strict=False)
         ]
-        sms = EMULATED_SMS if emulated else self.module.cuda(device_ordinal(args)).runtime.sms
-        return show_choice(self.module.portable_artefact.bind(self.name, infos, sms))
+        if emulated:
+            return show_choice(self.module.portable_artefact.bind(self.name, infos))
+        return show_choice(self.module.cuda(device_ordinal(args)).choose(self.name, infos))
 
     def __repr__(self) -> str:
         return f"<Emmy function {self.name} for {self.module.target}>"

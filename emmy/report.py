@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from emmy.artefact import Artefact, Expression, LaunchSpec
 from emmy.assemble import Occupancy, find_tool, main_loop_mix, occupancy, sass
@@ -28,8 +28,9 @@ class KernelReport:
     """One kernel.
 
     registers, spill_bytes (stored and loaded) and stack_bytes are per thread, shared_bytes per CTA (static and dynamic),
-    None where no assembler ran. grids: CTAs of each launch, as expressions over the arguments' sizes. occupancy: CTAs and
-    warps an SM holds at a time. main_loop: SASS opcode -> count, most frequent first; None without cubin or nvdisasm.
+    None where no assembler ran. grids: CTAs of each launch, as expressions over the arguments' sizes. cluster: CTAs of a cluster,
+    1 without clusters; clusters_held: how many the GPU of this machine holds at once, None where there is none. occupancy: CTAs
+    and warps an SM holds at a time. main_loop: SASS opcode -> count, most frequent first; None without cubin or nvdisasm.
     ptx_instructions: of the whole kernel. schedule: its fields; reason: why these. copies: how each field of a ring is moved
     (`tma`, `cp_async`, `plain`), which a schedule's `transport = auto` leaves to the tensors. variant: its name in
     `emmy.variants`, None for kernels that have none; takes: how the tensors of a call must lie for this kernel. times: by what a
@@ -44,6 +45,8 @@ class KernelReport:
     shared_bytes: int
     threads: int
     grids: tuple[str, ...]
+    cluster: int
+    clusters_held: int | None
     occupancy: Occupancy | None
     main_loop: dict[str, int] | None
     ptx_instructions: int | None
@@ -56,6 +59,9 @@ class KernelReport:
 
     def __str__(self) -> str:
         rows = [("launch", f"{' and '.join(self.grids) or 'no'} CTAs of {self.threads} threads")]
+        if self.cluster > 1:
+            held = "" if self.clusters_held is None else f"; this GPU holds {self.clusters_held} at once"
+            rows.append(("clusters", f"of {self.cluster} CTAs{held}"))
         if self.registers is not None:
             spilled = f"{self.spill_bytes} bytes spilled" if self.spill_bytes else "no spills"
             rows.append(("registers", f"{self.registers} a thread, {spilled} (ptxas -O{self.opt_level})"))
@@ -98,8 +104,17 @@ class Report:
         return asdict(self)
 
 
-def make_report(artefact: Artefact) -> Report:
-    """The report of every kernel that an artefact holds. Raises `EmmyError` for a cubin that cannot be read."""
+class Device(Protocol):
+    """What a report asks a GPU (`emmy.runtime.CudaModule`)."""
+
+    def clusters(self, launch: LaunchSpec) -> int:
+        """How many clusters of a launch it holds at once."""
+        ...
+
+
+def make_report(artefact: Artefact, device: Device | None = None) -> Report:
+    """The report of every kernel that an artefact holds; `device`: the GPU to ask what it holds. Raises `EmmyError` for a cubin
+    that cannot be read."""
     launches: dict[str, list[LaunchSpec]] = {}
     for entry in artefact.entries.values():
         for first in entry["launches"]:
@@ -107,10 +122,17 @@ def make_report(artefact: Artefact) -> Report:
                 launches.setdefault(launch["kernel"], []).append(launch)
     listings: dict[str, str | None] = {}
     names = dict.fromkeys([*artefact.kernels, *launches])
-    return Report(artefact.target, tuple(_kernel(artefact, name, launches.get(name, []), listings) for name in names))
+    kernels = [_kernel(artefact, name, launches.get(name, []), listings, device) for name in names]
+    return Report(artefact.target, tuple(kernels))
 
 
-def _kernel(artefact: Artefact, name: str, launches: list[LaunchSpec], listings: dict[str, str | None]) -> KernelReport:
+def _kernel(
+    artefact: Artefact,
+    name: str,
+    launches: list[LaunchSpec],
+    listings: dict[str, str | None],
+    device: Device | None,
+) -> KernelReport:
     notes: dict[str, Any] = artefact.kernels.get(name, {})
     used: dict[str, int] = artefact.resources.get(name, {})
     image = notes["image"] if "image" in notes else launches[0]["image"]
@@ -122,6 +144,7 @@ def _kernel(artefact: Artefact, name: str, launches: list[LaunchSpec], listings:
         cubin = artefact.images[image].cubin
         listings[image] = sass(cubin) if cubin is not None and find_tool("nvdisasm") is not None else None
     listing = listings[image]
+    clusters = [launch for launch in launches if "cluster" in launch]
     fits = occupancy(get_target(artefact.target), registers, threads, shared) if registers and threads else None
     return KernelReport(
         name=name,
@@ -132,6 +155,8 @@ def _kernel(artefact: Artefact, name: str, launches: list[LaunchSpec], listings:
         shared_bytes=shared,
         threads=threads,
         grids=tuple(dict.fromkeys(_grid(launch) for launch in launches)),
+        cluster=max((math.prod(launch.get("cluster", ())) for launch in launches), default=1),
+        clusters_held=min((device.clusters(launch) for launch in clusters), default=None) if device else None,
         occupancy=fits,
         main_loop=main_loop_mix(listing, name) if listing is not None else None,
         ptx_instructions=count_ptx(artefact.images[image].ptx, name),

@@ -16,6 +16,7 @@ aligned; it keeps others beside it, with other variants of the kernels, for addr
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, cast
@@ -23,15 +24,15 @@ from typing import Any, cast
 import numpy as np
 
 from emmy.artefact import Artefact, numpy_info
-from emmy.binding import ArrayInfo, BoundLaunch, BoundTensorMap, check_outs
+from emmy.binding import ArrayInfo, BoundCall, BoundLaunch, BoundTensorMap, check_outs
 from emmy.device_arrays import DeviceArray, allocate_like, is_torch_tensor, read_device_array
 from emmy.device_images import DeviceImages
 from emmy.device_images import loadable as loadable
-from emmy.driver import call, describe, open_driver
+from emmy.driver import call, describe, launch_config, open_driver
 from emmy.driver import is_available as is_available
 from emmy.driver import stream_handle as stream_handle
 from emmy.errors import EmmyError
-from emmy.launch_specs import DTYPES, Array
+from emmy.launch_specs import DTYPES, Array, LaunchSpec
 from emmy.overlap import apart_test, check_apart, refuse_overlap
 from emmy.plans import Addresses, Plan, PlannedLaunch, PlannedMap, Ready
 from emmy.tensor_maps import HostMap, encode, encoder
@@ -119,6 +120,7 @@ class CudaModule:
         self.images = DeviceImages(runtime, artefact)
         self._plans: dict[Any, Plan] = {}
         self._callers: dict[str, TorchCaller] = {}
+        self._unheld: dict[str, str] = {}  # kernels that this device cannot hold, and why
         self._encode_tiled: Callable[..., int] | None = None
         self._streams: dict[int, Any] = {}
         driver = runtime.driver
@@ -240,6 +242,49 @@ class CudaModule:
                 out[...] = array
         return copies if outs is None else outs
 
+    def choose(self, entry: str, arrays: Sequence[ArrayInfo]) -> BoundCall:
+        """A call with such arrays, with the kernels that this device would run. Runs nothing. Raises as `run` does."""
+        previous = self.runtime.enter()
+        try:
+            return self._bind(entry, arrays, None, 0)
+        finally:
+            self.runtime.leave(previous)
+
+    def clusters(self, launch: LaunchSpec) -> int:
+        """How many clusters of a launch, which has some, this device holds at once. Loads its kernel."""
+        x, y, z = launch.get("cluster", (1, 1, 1))
+        threads_x, threads_y, threads_z = launch["block"]
+        one = BoundLaunch(
+            launch["image"],
+            launch["kernel"],
+            (x, y, z),
+            (threads_x, threads_y, threads_z),
+            launch["shared_bytes"],
+            (),
+            cluster=(x, y, z),
+        )
+        previous = self.runtime.enter()
+        try:
+            return self.images.clusters(one, 0)
+        finally:
+            self.runtime.leave(previous)
+
+    def _bind(
+        self, entry: str, arrays: Sequence[ArrayInfo], outs: Sequence[ArrayInfo] | None, stream: int
+    ) -> BoundCall:
+        """`Artefact.bind`, past kernels of whose clusters the device cannot hold one (a part of a GPU may be too small)."""
+        while True:
+            bound = self.artefact.bind(entry, arrays, self.runtime.sms, outs, self._unheld)
+            unheld = [one for one in bound.launches if one.cluster and not self.images.clusters(one, stream)]
+            if not unheld:
+                return bound
+            device = f"device {self.runtime.device} ({self.runtime.name})"
+            for one in unheld:
+                self._unheld[one.kernel] = (
+                    f"{device} cannot hold a cluster of {math.prod(one.cluster)} CTAs of {math.prod(one.block)} threads and "
+                    f"{one.shared_bytes} bytes of shared memory; schedules without clusters have split_k = 1 and share = none"
+                )
+
     def plan(self, entry: str, args: Sequence[Any], outs: list[Any] | None, stream: int) -> Plan:
         """Check a call with device arrays, load what it launches on `stream`, and make its plan."""
         spec = self.artefact.entry(entry)
@@ -285,7 +330,7 @@ class CudaModule:
             for position, info in enumerate((*arrays, *(outs or ())))
         )
         count = len(arrays)
-        bound = self.artefact.bind(entry, infos[:count], self.runtime.sms, None if outs is None else infos[count:])
+        bound = self._bind(entry, infos[:count], None if outs is None else infos[count:], stream)
         arguments = [argument["name"] for argument in self.artefact.entry(entry)["arguments"]]
         names = arguments + [buffer.name for buffer in (*bound.results, *bound.temporaries)]
         index = {name: position for position, name in enumerate(names)}
@@ -321,22 +366,27 @@ class CudaModule:
                 maps.append(PlannedMap(slot, index[value.of], value, {}))
             elif isinstance(value, str):
                 buffers.append((slot, index[value]))
-        start = self._starter(launch, self.images.function(launch, stream))
+        start = self._starter(self._limited(launch, stream), self.images.function(launch, stream))
         return PlannedLaunch(start, values, buffers, maps)
+
+    def _limited(self, launch: BoundLaunch, stream: int) -> BoundLaunch:
+        """A launch as this device runs it: of a persistent one no more clusters than it holds at once."""
+        if not launch.persistent:
+            return launch
+        x, y, z = launch.grid
+        return replace(launch, grid=(min(x, self.images.clusters(launch, stream) * launch.cluster[0]), y, z))
 
     def _starter(self, launch: BoundLaunch, function: Any) -> Callable[..., Any]:
         """What launches a kernel, given stream, parameters and 0."""
         driver = self.runtime.driver
         if not launch.programmatic:
             return functools.partial(driver.cuLaunchKernel, function, *launch.grid, *launch.block, launch.shared_bytes)
-        config, attribute, value = driver.CUlaunchConfig(), driver.CUlaunchAttribute(), driver.CUlaunchAttributeValue()
-        config.gridDimX, config.gridDimY, config.gridDimZ = launch.grid
-        config.blockDimX, config.blockDimY, config.blockDimZ = launch.block
-        config.sharedMemBytes = launch.shared_bytes
-        attribute.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
-        value.programmaticStreamSerializationAllowed = 1
-        attribute.value = value
-        config.attrs, config.numAttrs = [attribute], 1
+
+        def allow(value: Any) -> None:
+            value.programmaticStreamSerializationAllowed = 1
+
+        attribute = "PROGRAMMATIC_STREAM_SERIALIZATION"
+        config = launch_config(driver, launch.grid, launch.block, launch.shared_bytes, attribute, allow)
 
         def start(stream: Any, parameters: int, extra: int) -> Any:
             config.hStream = stream

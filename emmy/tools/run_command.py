@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from emmy.artefact import DTYPE_NAMES, EMULATED_SMS, Array, numpy_info, run_on_emulator
+from emmy.artefact import DTYPE_NAMES, Array, numpy_info, run_on_emulator
 from emmy.compiler import CompiledModule, compile
 from emmy.errors import EmmyError
 from emmy.module import runs_on_gpu
@@ -83,11 +83,13 @@ def run(args: argparse.Namespace) -> int:
         print(f"{buffer['name']}: {describe(result)}")
     # Arrays are copied to the GPU, to aligned memory; in the emulator they stay where they are.
     infos = [numpy_info(array, placed=not on_gpu) for array in arrays]
-    sms = module.cuda().runtime.sms if on_gpu else EMULATED_SMS
-    for line in show_choice(module.portable_artefact.bind(entry, infos, sms)):
+    for line in show_choice(
+        module.cuda().choose(entry, infos) if on_gpu else module.portable_artefact.bind(entry, infos)
+    ):
         print(f"kernel: {line}")
     if args.report:
-        module.artefact.bind(entry, infos, sms)  # with the variants that this call takes
+        if not on_gpu:
+            module.artefact.bind(entry, infos)  # with the variants that this call takes
         print_report(module, args.report)
     return 0 if source is None else check(module, source, entry, arrays, results)
 

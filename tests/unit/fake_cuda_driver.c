@@ -2,7 +2,8 @@
    vector_add(a, b, out, length) adds on the CPU; mapped_add is the same with a tensor map in place of a. It checks what a real driver would: contexts, handles, sizes. Any PTX that
    contains "reject me" fails to compile. PTX of version 99 is too new.
    There are FAKE_CUDA_DEVICES devices (1); the handles of contexts, modules and functions of device N end in N. Stream 99 is
-   being captured. Calls are logged to the file named by FAKE_CUDA_LOG. */
+   being captured. Devices hold FAKE_CUDA_CLUSTERS clusters (66); -1 and -2 are errors: the size, any other. Calls are logged to the
+   file named by FAKE_CUDA_LOG. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <stdint.h>
@@ -11,7 +12,7 @@
 #include <string.h>
 
 typedef int Status;
-enum { OK = 0, INVALID_VALUE = 1, INVALID_IMAGE = 200, INVALID_PTX = 218, UNSUPPORTED_PTX = 222, INVALID_CONTEXT = 201, NOT_FOUND = 500, SYMBOL_MISSING = 500, CAPTURE_UNSUPPORTED = 900 };
+enum { OK = 0, INVALID_VALUE = 1, INVALID_IMAGE = 200, INVALID_PTX = 218, UNSUPPORTED_PTX = 222, INVALID_CONTEXT = 201, NOT_FOUND = 500, INVALID_CLUSTER_SIZE = 912, SYMBOL_MISSING = 500, CAPTURE_UNSUPPORTED = 900 };
 enum { CAPTURED = 99 };
 static _Thread_local uintptr_t current;
 static char module_kind[32];
@@ -65,7 +66,7 @@ Status cuModuleGetFunction(void **function, void *module, const char *name) {
   return strcmp(name, "vector_add") ? NOT_FOUND : (*function = (char *)module + 0x1000, OK);
 }
 Status cuFuncSetAttribute(void *function, int attribute, int value) {
-  if ((uintptr_t)function >> 12 != 3 || attribute != 8 || value > 232448) return INVALID_VALUE;
+  if ((uintptr_t)function >> 12 != 3 && (uintptr_t)function >> 12 != 4 || attribute != 8 || value > 232448) return INVALID_VALUE;
   return shared_limit = value, OK;
 }
 Status cuMemAlloc_v2(uint64_t *pointer, size_t size) {
@@ -105,6 +106,18 @@ Status cuTensorMapEncodeTiled(void *map, int type, uint32_t rank, void *address,
     if (!dims[i] || !box[i] || box[i] > 256 || (i && strides[i - 1] % 16)) return INVALID_VALUE;
   memset(map, 0, 128);
   return *(void **)map = address, OK;
+}
+
+/* CUlaunchConfig: seven words, stream, attributes, their number; an attribute of 72 bytes begins with its kind (4: cluster). */
+Status cuOccupancyMaxActiveClusters(int *held, void *function, const uint32_t *config) {
+  const uint32_t *attribute = *(const uint32_t **)(config + 10);
+  char line[128];
+  if (!entered() || (uintptr_t)function < 0x2000 || config[12] != 1 || attribute[0] != 4) return INVALID_VALUE;
+  const uint32_t *cluster = attribute + 2;
+  snprintf(line, sizeof line, "ask clusters %u,%u,%u of %u,%u,%u %u", cluster[0], cluster[1], cluster[2], config[3], config[4], config[5], config[6]);
+  note(line);
+  *held = getenv("FAKE_CUDA_CLUSTERS") ? atoi(getenv("FAKE_CUDA_CLUSTERS")) : 66;
+  return *held >= 0 ? OK : *held == -1 ? INVALID_CLUSTER_SIZE : INVALID_VALUE;
 }
 
 Status cuLaunchKernel(void *function, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz,

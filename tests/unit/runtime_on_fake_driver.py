@@ -9,7 +9,9 @@ import pytest
 from emmy import runtime
 from emmy.artefact import Artefact, Image
 from emmy.bench.smoke import ENTRIES, smoke_artefact, smoke_ptx
+from emmy.binding import ArrayInfo
 from emmy.errors import EmmyError
+from emmy.module import Module
 
 
 class ThroughInterface:
@@ -291,6 +293,82 @@ def test_closing_unloads_and_the_module_can_be_used_again(module, log):
     module.close()
     assert np.array_equal(module.run("vector_add", (A, B)), A + B)
     assert log().count("cubin") == 2
+
+
+CLUSTERS_ASKED = "ask clusters 2,1,1 of 128,1,1 2048"
+
+
+def clustered_module(otherwise=(), **changes):
+    """vector_add in clusters of 2 CTAs, as a persistent kernel; `otherwise`: further kernels' changes to the launch."""
+    first = {
+        **ENTRIES["vector_add"]["launches"][0],
+        "grid": [["mul", 2, ["min", ["ceildiv", ["dim", "a", 0], 256], ["floordiv", ["sms"], 2]]], 1, 1],
+        "shared_bytes": 2048,
+        "cluster": [2, 1, 1],
+        "persistent": True,
+    }
+    launch = {**first, **changes, "otherwise": [{**first, **fields} for fields in otherwise]}
+    entry = {**ENTRIES["vector_add"], "launches": [launch]}
+    return runtime.Runtime().load(Artefact("sm_90a", {"smoke": Image(smoke_ptx("sm_90a"))}, {"vector_add": entry}))
+
+
+@pytest.mark.parametrize(("held", "ctas"), [(66, 8), (4, 8), (3, 6), (1, 2)])
+def test_a_persistent_grid_is_what_the_device_holds_of_its_clusters(log, monkeypatch, held, ctas):
+    """The driver is asked once; calls of any shape find the answer."""
+    monkeypatch.setenv("FAKE_CUDA_CLUSTERS", str(held))
+    module = clustered_module()
+    for size in (1000, 1000, 996, 1000):
+        module.run("vector_add", (A[:size], B[:size]))
+    launches = [line for line in log() if line.startswith("launch")]
+    assert launches == [f"launch {ctas},1,1 128,1,1 2048 stream 0"] * 4
+    assert log().count(CLUSTERS_ASKED) == 1
+    assert module.clusters(module.artefact.entries["vector_add"]["launches"][0]) == held
+    assert log().count(CLUSTERS_ASKED) == 1
+
+
+def test_a_grid_that_is_not_persistent_stays(log, monkeypatch):
+    """Its CTAs wait for each other's places; the driver is asked all the same, whether it can hold one cluster."""
+    monkeypatch.setenv("FAKE_CUDA_CLUSTERS", "1")
+    assert np.array_equal(clustered_module(persistent=False).run("vector_add", (A, B)), A + B)
+    assert log()[1:] == [CLUSTERS_ASKED, "launch 8,1,1 128,1,1 2048 stream 0"]
+
+
+@pytest.mark.parametrize("held", ["0", "-1"])
+def test_a_device_that_holds_no_cluster_takes_the_kernel_without(log, monkeypatch, held):
+    """A part of a GPU may be too small for one; the answer is kept."""
+    monkeypatch.setenv("FAKE_CUDA_CLUSTERS", held)
+    module = clustered_module()
+    sentence = (
+        r"device 0 \(Fake 0\) cannot hold a cluster of 2 CTAs of 128 threads and 2048 bytes of shared memory; "
+        "schedules without clusters have split_k = 1 and share = none$"
+    )
+    for _ in range(2):
+        with pytest.raises(EmmyError, match=sentence):
+            module.run("vector_add", (A, B))
+    assert log() == ["ptx", CLUSTERS_ASKED]
+    plain = {"cluster": [], "persistent": False, "block": [64, 1, 1], "grid": [16, 1, 1], "kernel": "vector_add"}
+    module = clustered_module([plain], kernel="mapped_add")
+    for _ in range(2):
+        assert np.array_equal(module.run("vector_add", (A, B)), A + B)
+    assert log()[-2:] == ["launch 16,1,1 64,1,1 2048 stream 0"] * 2
+    assert log().count(CLUSTERS_ASKED) == 2
+    infos = [ArrayInfo("f32", (1000,)), ArrayInfo("f32", (1000,))]
+    (launch,) = module.choose("vector_add", infos).launches
+    assert [name for name, _ in launch.passed_over] == ["mapped_add"]
+
+
+def test_a_driver_that_does_not_say(monkeypatch):
+    monkeypatch.setenv("FAKE_CUDA_CLUSTERS", "-2")
+    message = "cannot ask how many clusters of kernel 'vector_add' the device holds: CUDA_ERROR_FAKE"
+    with pytest.raises(EmmyError, match=message):
+        clustered_module().run("vector_add", (A, B))
+
+
+def test_reports_show_what_the_device_holds(monkeypatch):
+    monkeypatch.setenv("FAKE_CUDA_CLUSTERS", "57")
+    (kernel,) = Module(clustered_module().artefact).report().kernels
+    assert (kernel.cluster, kernel.clusters_held) == (2, 57)
+    assert "clusters   of 2 CTAs; this GPU holds 57 at once" in str(kernel)
 
 
 def test_this_file_ran_on_the_fake_driver():

@@ -281,3 +281,41 @@ def test_tma_wants_rows_of_16_bytes_of_every_argument():
     assert [spec["launches"][0]["wants"][name] for name in "ab"] == [{"align": 16, "rows": 16}] * 2
     with pytest.raises(EmmyError, match="dimension 1 of 'a' must be a multiple of 8"):
         bind(spec, [ArrayInfo("f16", (64, 36)), ArrayInfo("f16", (64, 36))])
+
+
+PRODUCT = """func.func @m(%a: tensor<512x512xf16>, %b: tensor<512x512xf16>) -> tensor<512x512xf16> {
+  %c = tensor_op.matmul %a, %b transpose_b : (tensor<512x512xf16>, tensor<512x512xf16>) -> tensor<512x512xf16>
+  func.return %c : tensor<512x512xf16>
+}
+"""
+
+
+@pytest.mark.parametrize(
+    ("fields", "cluster", "persistent"),
+    [
+        ({"split_k": 2}, [2, 1, 1], False),
+        ({"share": "b", "roles": "specialized", "persistent": 1, "block": [128, 128, 64]}, [2, 1, 1], True),
+        ({"share": "b", "roles": "specialized", "persistent": 0, "block": [128, 128, 64]}, [2, 1, 1], False),
+        ({"persistent": 1}, None, False),
+    ],
+)
+def test_clusters_are_told_to_the_runtime(fields: dict[str, Any], cluster: list[int] | None, persistent: bool):
+    """So that it can ask the device whether it holds one, and how many."""
+    artefact = emmy.compile(PRODUCT, "sm_90a", schedule=fields, verify_each=False).portable_artefact
+    (launch,) = artefact.entry("m")["launches"]
+    assert (launch.get("cluster"), launch.get("persistent", False)) == (cluster, persistent)
+    (bound,) = artefact.bind("m", [ArrayInfo("f16", (512, 512))] * 2).launches
+    assert (list(bound.cluster), bound.persistent) == (cluster or [], persistent)
+
+
+def test_kernels_that_a_device_cannot_hold_are_passed_over():
+    """As `emmy.runtime` does: of a variant with clusters too, up to one without, which is compiled for that."""
+    artefact = emmy.compile(PRODUCT, "sm_90a", schedule={"split_k": 2}, verify_each=False).portable_artefact
+    unheld: dict[str, str] = {}
+    while True:
+        (bound,) = artefact.bind("m", [ArrayInfo("f16", (512, 512))] * 2, unheld=unheld).launches
+        if not bound.cluster:
+            break
+        unheld[bound.kernel] = "no room for a cluster"
+    assert bound.passed_over == (("m_kernel", "no room for a cluster"), ("m_kernel_rows16", "no room for a cluster"))
+    assert bound.kernel == "m_kernel_rows8"
