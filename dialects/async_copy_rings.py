@@ -241,14 +241,13 @@ class RoleOp(IRDLOperation):
     traits = traits_def(NoTerminator())
     assembly_format = "$role `warps` $warps (`active` $active^)? (`regs` $regs^)? attr-dict-with-keyword $body"
 
-    def __init__(self, role: str, warps: int, body: Region, regs: int | None = None, active: int | None = None):
+    def __init__(self, role: str, warps: int, body: Region, regs: int | None = None):
         super().__init__(
             regions=[body],
             properties={
                 "role": StringAttr(role),
                 "warps": IntegerAttr(warps, i64),
                 "regs": None if regs is None else IntegerAttr(regs, i64),
-                "active": None if active is None else IntegerAttr(active, i64),
             },
         )
 

@@ -210,18 +210,6 @@ class MatmulOp(IRDLOperation):
         "`:` functional-type(operands, results)"
     )
 
-    def __init__(
-        self,
-        a: SSAValue,
-        b: SSAValue,
-        result_type: TensorType,
-        transpose_a: bool = False,
-        transpose_b: bool = False,
-        accumulate: AccumulateAttr | None = None,
-    ):
-        flags = {"transpose_a": UnitAttr() if transpose_a else None, "transpose_b": UnitAttr() if transpose_b else None}
-        super().__init__(operands=[a, b], result_types=[result_type], properties={**flags, "accumulate": accumulate})
-
     def verify_(self) -> None:
         a, b, c = (tensor_type(v) for v in (self.a, self.b, self.result))
         shapes = [t.get_shape() for t in (a, b, c)]

@@ -106,15 +106,14 @@ def assemble_in_registers(ptx: str, target: str, opt_level: int = 3, allow: froz
     return assemble(ptx, target, min(opt_level, 1), allow)
 
 
-def resources(assembled: Assembled, dynamic_shared: Mapping[str, int] | None = None) -> dict[str, dict[str, int]]:
+def resources(assembled: Assembled) -> dict[str, dict[str, int]]:
     """The report in the form that an artefact keeps: registers, spill_bytes (stored and loaded, per thread) and
-    shared_bytes (static, plus what `dynamic_shared` says that launches of the kernel ask for), by kernel."""
-    dynamic = dynamic_shared or {}
+    shared_bytes (static), by kernel."""
     return {
         name: {
             "registers": kernel.registers,
             "spill_bytes": kernel.spill_store_bytes + kernel.spill_load_bytes,
-            "shared_bytes": kernel.shared_bytes + dynamic.get(name, 0),
+            "shared_bytes": kernel.shared_bytes,
         }
         for name, kernel in assembled.kernels.items()
     }
@@ -232,15 +231,11 @@ def _instructions(text: str, kernel: str) -> tuple[list[_Instruction], dict[str,
     return found, labels
 
 
-def instruction_mix(text: str, kernel: str) -> dict[str, int]:
-    """How often each opcode stands in the SASS `text` of `kernel`, most frequent first; modifiers are dropped
-    (`HMMA.16816.F32` counts as `HMMA`) and instructions predicated off for good are counted apart (`@!PT LDS`)."""
-    found, _ = _instructions(text, kernel)
-    return dict(Counter(instruction.opcode for instruction in found).most_common())
-
-
 def main_loop_mix(text: str, kernel: str) -> dict[str, int]:
-    """`instruction_mix` of the hottest loop: of the loops that hold no other loop with tensor-core instructions, the
+    """How often each opcode stands in the hottest loop of the SASS `text` of `kernel`, most frequent first; modifiers are
+    dropped (`HMMA.16816.F32` counts as `HMMA`), instructions predicated off for good are counted apart (`@!PT LDS`).
+
+    Of the loops that hold no other loop with tensor-core instructions, the
     one with the most of them (the shortest, if equal). A loop is a backward branch and what it jumps over; regions
     with an EXIT are no loops but out-of-line code. Without tensor-core instructions it is the longest loop that holds
     no other; without loops, empty."""

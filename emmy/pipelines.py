@@ -79,11 +79,6 @@ def pipeline_for(target: str) -> tuple[Step, ...]:
     return PIPELINES[target]
 
 
-def pipeline_text(target: str) -> str:
-    """The pipeline as `emmy-opt -p` takes it."""
-    return ",".join(step.spec for step in pipeline_for(target))
-
-
 def has_work(step: Step, module: ModuleOp) -> bool:
     """Whether the module holds an op that `step` is for."""
     return not step.needs or any(op.name in step.needs for op in module.walk())

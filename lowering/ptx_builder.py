@@ -189,11 +189,11 @@ class Builder:
             self.multiples[value] = multiple
         return value
 
-    def binary(self, name: str, x: Number, y: Number, here: bool = False) -> Number:
+    def binary(self, name: str, x: Number, y: Number) -> Number:
         """One of the instructions on two numbers, folded if both are known."""
         if isinstance(x, int) and isinstance(y, int) and name in _FOLDED:
             return _FOLDED[name](x, y)
-        return self.pure(name, x, y, here=here)
+        return self.pure(name, x, y)
 
     def add(self, x: Number, y: Number) -> Number:
         """x + y"""

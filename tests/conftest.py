@@ -1,11 +1,15 @@
-"""Settings for all tests: compilations verify the module after every pass, and Hypothesis repeats itself."""
+"""Settings for all tests: compilations verify the module after every pass, and Hypothesis repeats itself; all may import
+`two_kernels`."""
 
 from __future__ import annotations
 
 import os
+import sys
+from pathlib import Path
 
 from hypothesis import settings
 
+sys.path.insert(0, str(Path(__file__).parent))
 os.environ.setdefault("EMMY_VERIFY_EACH", "1")
 # What is tested is the compiler; tests of the cache switch it on, in folders of their own.
 os.environ["EMMY_CACHE"] = "0"

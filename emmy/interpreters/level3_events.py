@@ -212,13 +212,13 @@ class EventMachine(Machine):
             f"arrivals and {barrier.bytes} bytes are missing, ticket {cursor} waits for parity {parity}"
         )
 
-    def signal(self, warp: Warp, side: str, slot: Slot | None, count: int = 1) -> None:
+    def signal(self, warp: Warp, side: str, slot: Slot | None) -> None:
         """Arrive on a slot's barrier."""
         if slot is None:
             self.fault(
                 warp, f"arrives on the {side} mbarrier of a slot that was not acquired (its condition was false)"
             )
-        if not self.mbarrier(warp, slot.ring, side, slot.stage).arrive(self.publish(warp), count):
+        if not self.mbarrier(warp, slot.ring, side, slot.stage).arrive(self.publish(warp)):
             self.fault(warp, f"more arrivals on the {side} mbarrier of @{slot.ring.name} than it counts in a phase")
 
     def arrive_full(self, warp: Warp, slot: Slot | None) -> None:

@@ -35,7 +35,7 @@ The layouts of tensor-core operands are in `emmy.atoms`.
 from __future__ import annotations
 
 from emmy.layout.access import bank_conflicts, ldmatrix_conflicts, ldmatrix_legal, tma_swizzle
-from emmy.layout.algebra import Dimension, Layout, Place, Repeat, fit, over_warps
+from emmy.layout.algebra import Dimension, Layout, Place, Repeat, fit
 from emmy.layout.descriptor import MatrixDescriptor, OperandDescriptors, matrix_descriptor
 from emmy.layout.shared import SharedLayout, Step, shared_layout
 
@@ -53,7 +53,6 @@ __all__ = [
     "ldmatrix_conflicts",
     "ldmatrix_legal",
     "matrix_descriptor",
-    "over_warps",
     "shared_layout",
     "tma_swizzle",
 ]

@@ -1,7 +1,7 @@
 """`Layout`: a map from tile coordinates to places, linear over bits inside a panel and repeated by strides.
 
-The package docstring (`emmy.layout`) explains the idea with a picture. This file holds the map itself, its inverse,
-composition and equality, and `fit`, which finds the panel and the strides of a map that is given as a table.
+The package docstring (`emmy.layout`) explains the idea with a picture. This file holds the map itself, its inverse
+and equality, and `fit`, which finds the panel and the strides of a map that is given as a table.
 """
 
 from __future__ import annotations
@@ -200,24 +200,6 @@ class Layout:
         )
         return fit(self.axes, self.names, tables, copies)
 
-    def compose(self, inner: Layout) -> Layout:
-        """The layout "first `inner`, then this one": `shared.compose(fragment.inverse())` maps (register, lane) to
-        bytes.
-
-        The places of `inner` are the coordinates of this layout. Raises `EmmyError` if their axes differ, if a place
-        lies outside, if `inner` has copies (the result would not be a map), or if no panel and strides describe the
-        result: 48 columns of a fragment in panels of 32 are three steps that are not evenly spaced. `apply` one after
-        the other always works.
-        """
-        if inner.axes != self.names:
-            raise EmmyError(
-                f"cannot compose: the inner layout yields ({', '.join(inner.axes)}), but the outer one takes"
-                f" ({', '.join(self.names)})"
-            )
-        if inner.copies:
-            raise EmmyError("cannot compose: the inner layout holds an element in several places")
-        return fit(inner.names, self.axes, self.apply(*inner.values), self.copies)
-
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Layout):
             return NotImplemented
@@ -245,40 +227,6 @@ class Layout:
     def _describe(self, place: Place) -> str:
         named = zip(self.axes, place, strict=True)
         return "+".join(f"{name} {number}" for name, number in named if number) or "nothing"
-
-    def to_table(self) -> str:
-        """The layout as text: a line for each row, a cell for each column, the axes of a place joined by '/'."""
-        if len(self.shape) != 2:
-            raise EmmyError(f"only a layout of two coordinates prints as a table; this one has {', '.join(self.names)}")
-        rows, cols = self.shape
-        cells = [["/".join(str(int(values[r, c])) for values in self.values) for c in range(cols)] for r in range(rows)]
-        width = max(len(cell) for line in cells for cell in line)
-        head = f"{self.names[0]} \\ {self.names[1]} -> {'/'.join(self.axes)}"
-        return "\n".join([head, *(" ".join(cell.rjust(width) for cell in line) for line in cells)])
-
-
-def over_warps(layout: Layout, warp_rows: int, warp_cols: int) -> Layout:
-    """The layout of a CTA tile from that of one warp: `warp_rows` x `warp_cols` warps, each holding a tile like
-    `layout` (coordinates row, col; axes register, lane). Warps are numbered row-major, as in `schedule<warps = [rows,
-    cols]>`."""
-    row, col = layout.dimensions
-    strides = ((row, warp_rows, warp_cols), (col, warp_cols, 1))
-
-    def widen(place: Place, warp: int = 0) -> Place:
-        return (*place, warp)
-
-    dimensions = tuple(
-        Dimension(
-            dimension.name,
-            tuple(widen(place) for place in dimension.bits),
-            (
-                *(Repeat(repeat.count, widen(repeat.stride)) for repeat in dimension.repeats),
-                Repeat(count, widen((0,) * len(layout.axes), step)),
-            ),
-        )
-        for dimension, count, step in strides
-    )
-    return Layout(dimensions, (*layout.axes, "warp"), tuple(Repeat(c.count, widen(c.stride)) for c in layout.copies))
 
 
 def fit(

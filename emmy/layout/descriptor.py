@@ -144,9 +144,3 @@ class OperandDescriptors:
     def start(self, mn: int, k: int) -> int:
         """Bytes from the tile's begin to the operand at (mn, k), a multiple of 16. Raises `EmmyError` as `at` does."""
         return self.at(mn, k).start
-
-    def k_steps(self, mn: int = 0) -> tuple[int, ...]:
-        """`start(mn, k)` for every step of k through the tile: with 128-byte swizzled panels 0, 32, 64, 96, then the same
-        of the next panel (K-major), or 0, 2048, 4096, ... (MN-major)."""
-        extent = self.shared.rows if self.mn_major else self.shared.cols
-        return tuple(self.start(mn, k) for k in range(0, extent, self.k))

@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal, NamedTuple
 
-import numpy as np
 from numpy.typing import ArrayLike
 
 from emmy.errors import EmmyError
@@ -111,41 +110,14 @@ class SharedLayout:
         """Bytes from the start of the tile to element (row, col); takes arrays. Padding may be addressed as well."""
         return self.layout.apply(row, col)[0]
 
-    def chunk_xor(self, row: ArrayLike) -> Integers:
-        """What is XORed into the 16-byte chunk index of a row inside its panel: offset(row, col) is, within the panel,
-        row * row_bytes + 16 * (chunk ^ chunk_xor(row)) + the bytes inside the chunk."""
-        chunks = max(self.swizzle // CHUNK_BYTES, 1)
-        return np.asarray(row, dtype=np.int64) * self.row_bytes // 128 % chunks
-
     def xor_step(self, columns: int) -> Step:
         """The step to `columns` further right, a non-negative multiple of 16 bytes, from a column that shares no bit
         with it (column 0 of a panel, or columns 0 to 15 if `columns` is a multiple of 16): XOR inside a panel, plus
-        `panel_bytes` from panel to panel. `decompose` checks that a given set of lanes may use it."""
+        `panel_bytes` from panel to panel."""
         if columns < 0 or columns % self.chunk_columns:
             raise EmmyError(f"a step must be a multiple of {self.chunk_columns} columns (16 bytes); asked: {columns}")
         panels, inside = divmod(columns, self.panel_columns)
         return Step(inside * self.element_bytes, panels * self.panel_bytes)
-
-    def decompose(self, row_lane: ArrayLike, col_lane: ArrayLike, row_const: int, col_const: int) -> Step:
-        """The constants with which lane addresses reach another place of the tile: for all lanes
-
-            offset(row_lane + row_const, col_lane + col_const) == (offset(row_lane, col_lane) ^ xor) + add
-
-        The lanes' coordinates are arrays (or numbers). Because the start of a tile is a multiple of `alignment`, the
-        same holds for absolute addresses. Raises `EmmyError` if there are no such constants, which is when
-        `row_const` is not a multiple of 8 in a swizzled tile, `col_const` not one of 16 bytes, or a lane's column
-        carries into another bit.
-        """
-        rows, cols = np.broadcast_arrays(np.asarray(row_lane, dtype=np.int64), np.asarray(col_lane, dtype=np.int64))
-        xor, add = self.xor_step(col_const)
-        step = Step(xor, add + row_const * self.row_bytes)
-        wanted = self.offset(rows + row_const, cols + col_const)
-        if not np.array_equal(wanted, (self.offset(rows, cols) ^ step.xor) + step.add):
-            raise EmmyError(
-                f"no constants lead from these lanes to (+{row_const}, +{col_const}) in this tile: rows must move by"
-                f" multiples of {SWIZZLE_PERIOD_ROWS}, and no lane's column may share a bit with the columns moved"
-            )
-        return step
 
 
 def shared_layout(rows: int, cols: int, element_bytes: int, swizzle: Swizzle = "auto") -> SharedLayout:

@@ -4,11 +4,11 @@ import time
 
 import numpy as np
 import pytest
+from two_kernels import ENTRIES, smoke_ptx
 
 import emmy
 from emmy import runtime
 from emmy.artefact import Artefact, Image
-from emmy.bench.smoke import ENTRIES, smoke_ptx
 from emmy.errors import EmmyError
 from emmy.module import Module
 

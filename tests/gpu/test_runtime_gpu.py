@@ -7,10 +7,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import two_kernels
 
 from emmy import runtime
 from emmy.artefact import Artefact, Image
-from emmy.bench import smoke
 from emmy.errors import EmmyError
 
 
@@ -19,7 +19,7 @@ def module():
     if not runtime.is_available():
         pytest.skip("needs a GPU: not run")
     # sm_80 text runs on every later card, compiled by the driver.
-    artefact = Artefact("sm_80", {"smoke": Image(smoke.smoke_ptx("sm_80"))}, smoke.ENTRIES)
+    artefact = Artefact("sm_80", {"smoke": Image(two_kernels.smoke_ptx("sm_80"))}, two_kernels.ENTRIES)
     return runtime.Runtime().load(artefact)
 
 
@@ -46,7 +46,7 @@ def test_a_cubin_gives_what_the_drivers_compiler_gives(module):
     targets = [name for name in ("sm_80", "sm_89", "sm_90a", "sm_120a")]
     capability = module.runtime.compute_capability
     for target in targets:
-        artefact = smoke.smoke_artefact(target)
+        artefact = two_kernels.smoke_artefact(target)
         if runtime.loadable(target, capability, artefact.images["smoke"]) == "cubin":
             a = np.arange(512, dtype=np.float32)
             assert np.array_equal(runtime.Runtime().load(artefact).run("vector_add", (a, a)), a + a)
@@ -56,7 +56,7 @@ def test_a_cubin_gives_what_the_drivers_compiler_gives(module):
 
 def test_the_drivers_compiler_explains_itself(module):
     broken = Artefact(
-        "sm_80", {"smoke": Image(smoke.smoke_ptx("sm_80").replace("mul.wide", "mul.wise"))}, smoke.ENTRIES
+        "sm_80", {"smoke": Image(two_kernels.smoke_ptx("sm_80").replace("mul.wide", "mul.wise"))}, two_kernels.ENTRIES
     )
     with pytest.raises(EmmyError, match=r"cannot compile image 'smoke': CUDA_ERROR_INVALID_PTX.*line \d+"):
         runtime.Runtime().load(broken).run("vector_add", (np.zeros(4, np.float32),) * 2)
@@ -132,7 +132,7 @@ def test_broken_contracts(module, torch, change, message):
 def test_the_runner_checks_and_times_the_smoke_cases(module, torch, tmp_path):
     major, minor = module.runtime.compute_capability
     target = {(8, 0): "sm_80", (8, 9): "sm_89", (9, 0): "sm_90a", (12, 0): "sm_120a"}.get((major, minor), "sm_80")
-    smoke.main([str(tmp_path), "--target", target])
+    two_kernels.save_cases(tmp_path, target)
     command = [sys.executable, "-m", "emmy.bench.run", str(tmp_path), "--out", str(tmp_path / "out.jsonl")]
     root = Path(__file__).parents[2]
     done = subprocess.run([*command, "--repeats", "20"], capture_output=True, text=True, cwd=root, timeout=300)

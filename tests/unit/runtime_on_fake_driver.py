@@ -5,10 +5,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from two_kernels import ENTRIES, smoke_artefact, smoke_ptx
 
 from emmy import runtime
 from emmy.artefact import Artefact, Image
-from emmy.bench.smoke import ENTRIES, smoke_artefact, smoke_ptx
 from emmy.binding import ArrayInfo
 from emmy.errors import EmmyError
 from emmy.module import Module

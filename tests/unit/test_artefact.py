@@ -8,6 +8,7 @@ import sys
 import ml_dtypes
 import numpy as np
 import pytest
+from two_kernels import smoke_artefact
 
 from emmy.artefact import (
     DTYPES,
@@ -20,7 +21,6 @@ from emmy.artefact import (
     row_major,
     run_on_emulator,
 )
-from emmy.bench.smoke import smoke_artefact
 from emmy.errors import EmmyError
 
 M, K, N = ["dim", "a", 0], ["dim", "a", 1], 256

@@ -8,9 +8,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import two_kernels
 
 from emmy.artefact import DTYPES
-from emmy.bench import run, smoke
+from emmy.bench import run
 from emmy.bench.bounds import ErrorSums, judge
 from emmy.bench.cases import (
     Case,
@@ -75,10 +76,10 @@ def test_integer_data_is_the_same_everywhere():
 
 
 def test_work_is_evaluated_for_the_shapes():
-    work = work_of(case("x"), smoke.ENTRIES["naive_matmul"])
+    work = work_of(case("x"), two_kernels.ENTRIES["naive_matmul"])
     assert (work["kind"], work["m"], work["n"], work["k"], work["flops"]) == ("matmul", 8, 4, 16, 2 * 8 * 4 * 16)
     with pytest.raises(EmmyError, match=r"case 'y' has shapes for \['a'\]"):
-        work_of(Case("smoke", "naive_matmul", {"a": [1, 1]}, name="y"), smoke.ENTRIES["naive_matmul"])
+        work_of(Case("smoke", "naive_matmul", {"a": [1, 1]}, name="y"), two_kernels.ENTRIES["naive_matmul"])
 
 
 def test_bits_keep_nan_and_negative_zero(tmp_path):
@@ -91,10 +92,10 @@ def test_bits_keep_nan_and_negative_zero(tmp_path):
 
 
 def test_an_expectation_comes_from_the_emulator(tmp_path):
-    assert smoke.main([str(tmp_path), "--target", "sm_80"]) == 0
+    two_kernels.save_cases(tmp_path, "sm_80")
     add = Case("smoke", "vector_add", {"a": [256], "b": [256]}, data="integers", expect="add.npy")
     write_expectation(tmp_path, add)
-    a, b = numpy_inputs(add, smoke.ENTRIES["vector_add"])
+    a, b = numpy_inputs(add, two_kernels.ENTRIES["vector_add"])
     assert np.array_equal(np.load(tmp_path / "add.npy"), bits(a + b))
     with pytest.raises(EmmyError, match="needs integer data and a file to expect"):
         write_expectation(tmp_path, case("x"))
@@ -162,8 +163,8 @@ def test_what_is_not_finite_never_passes():
 
 
 def test_the_sanitizer_modes_own_reference():
-    a, b = numpy_inputs(case("x"), smoke.ENTRIES["naive_matmul"])
-    work = work_of(case("x"), smoke.ENTRIES["naive_matmul"])
+    a, b = numpy_inputs(case("x"), two_kernels.ENTRIES["naive_matmul"])
+    work = work_of(case("x"), two_kernels.ENTRIES["naive_matmul"])
     wanted = reference([a, b], work)
     assert np.array_equal(wanted, a.astype(np.float64) @ b.astype(np.float64).T)
     good = wanted.astype(np.float16)
@@ -304,7 +305,7 @@ def test_the_estimate_counts_launches_rounds_and_peers():
 
 
 def test_the_estimate_is_printed_without_a_gpu(tmp_path, capsys):
-    assert smoke.main([str(tmp_path), "--target", "sm_80"]) == 0
+    two_kernels.save_cases(tmp_path, "sm_80")
     capsys.readouterr()
     assert run.main([str(tmp_path), "--estimate"]) == 0
     number = len(load_cases(tmp_path))

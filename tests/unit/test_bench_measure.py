@@ -3,8 +3,8 @@
 import dataclasses
 
 import pytest
+import two_kernels
 
-from emmy.bench import smoke
 from emmy.bench.cases import Case, save_bits
 
 torch = pytest.importorskip("torch", reason="needs PyTorch: not run")
@@ -19,7 +19,7 @@ class StandIn:
     """Computes on the CPU what the kernel would, then lets `fault(call number, result)` spoil it."""
 
     def __init__(self, fault=None):
-        self.artefact, self.fault, self.calls = smoke.smoke_artefact("sm_90a"), fault, 0
+        self.artefact, self.fault, self.calls = two_kernels.smoke_artefact("sm_90a"), fault, 0
 
     def run(self, entry, args, out):
         self.calls += 1

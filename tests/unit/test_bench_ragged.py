@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from two_kernels import smoke_artefact
 
 from emmy.artefact import Artefact, row_major
 from emmy.bench import one, prepare, suites
@@ -18,7 +19,6 @@ from emmy.bench.against import against_lines, against_table
 from emmy.bench.cases import Case, infos_of, load_cases, numpy_inputs
 from emmy.bench.layouts import Layout, layout_of, place
 from emmy.bench.ragged import CASES, KINDS, MOST, draw_layout, ragged_cases
-from emmy.bench.smoke import smoke_artefact
 from emmy.errors import EmmyError
 
 PADDED = {"a": {"strides": [72, 1], "offset": 3}, "b": {"strides": [1, 81], "offset": 0}}

@@ -16,7 +16,7 @@ from emmy.compiler import CompiledModule, Options, default_target
 from emmy.errors import EmmyError
 from emmy.ir import parse_module, print_module
 from emmy.options import schedule_options
-from emmy.pipelines import LEVELS, PIPELINES, level_of, pipeline_for, pipeline_text
+from emmy.pipelines import LEVELS, PIPELINES, level_of, pipeline_for
 from emmy.registry import parse_passes
 from emmy.schedules import Schedule
 from emmy.targets import TARGETS
@@ -130,7 +130,7 @@ def test_compilation_may_begin_at_any_stage(module: CompiledModule, stage: str):
 def test_emmy_opt_runs_the_same_pipeline(module: CompiledModule, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     path = tmp_path / "mm.mlir"
     path.write_text(module.ir("tensor_op"))
-    passes = pipeline_text("sm_90a").partition(",")[2]
+    passes = ",".join(step.spec for step in pipeline_for("sm_90a")[1:])
     assert opt.main([str(path), "-p", passes, "--target", "sm_90a", "-t", "ptx"]) == 0
     assert capsys.readouterr().out == module.ptx
 

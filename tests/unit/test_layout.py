@@ -14,7 +14,6 @@ from emmy.layout import (
     fit,
     ldmatrix_conflicts,
     ldmatrix_legal,
-    over_warps,
     shared_layout,
     tma_swizzle,
 )
@@ -88,26 +87,6 @@ def test_equality_is_about_places_not_about_spelling():
     assert bits != Layout((Dimension("row", ((1,), (4,), (2,))),), ("byte",))
 
 
-def test_compose_is_first_the_inner_then_the_outer():
-    shared = shared_layout(128, 64, 2)
-    fragment = fragment_layout(ATOM, "a", 64, 64)
-    composed = shared.layout.compose(fragment.inverse())
-    register, lane = np.ix_(np.arange(128), LANES)
-    row, col = fragment.inverse().apply(register, lane)
-    assert np.array_equal(composed.apply(register, lane)[0], shared.offset(row, col))
-    assert composed.names == ("register", "lane")
-
-
-def test_compose_says_why_it_cannot():
-    shared = shared_layout(16, 64, 2).layout
-    with pytest.raises(EmmyError, match="the inner layout yields"):
-        shared.compose(shared)
-    with pytest.raises(EmmyError, match="several places"):
-        shared.inverse().compose(shared)
-    with pytest.raises(EmmyError, match="outside"):
-        shared.compose(fragment_layout(ATOM, "a", 32, 16).inverse())
-
-
 def test_fit_rejects_what_is_no_layout():
     with pytest.raises(EmmyError, match="no layout"):
         fit(("row",), ("byte",), (np.array([0, 1, 3, 4, 9]),))
@@ -127,26 +106,12 @@ def test_places_need_a_number_for_each_axis():
         Layout((Dimension("row", ((1,),)),), ("register", "lane"))
 
 
-def test_repr_and_table_read_like_the_picture_in_the_package_docstring():
+def test_repr_reads_like_the_picture_in_the_package_docstring():
     c = fragment_layout(ATOM, "c", 32, 8)
     assert repr(c) == (
         "<Layout row 32: ^lane 4 ^lane 8 ^lane 16 ^register 2 2x register 4; col 8: ^register 1 ^lane 1 ^lane 2>"
     )
-    table = fragment_layout(ATOM, "c", 16, 8).to_table().splitlines()
-    assert table[0] == r"row \ col -> register/lane"
-    assert table[1].split()[:4] == ["0/0", "1/0", "0/1", "1/1"]
-    assert table[9].split()[:3] == ["2/0", "3/0", "2/1"]
     assert "copies: 2x byte 1" in repr(shared_layout(8, 64, 2).layout)
-
-
-def test_over_warps_numbers_warps_row_major():
-    cta = over_warps(fragment_layout(ATOM, "c", 32, 16), 2, 4)
-    assert cta.shape == (64, 64)
-    assert cta.is_onto()
-    assert cta.is_one_to_one()
-    register, lane, warp = cta.apply(32 + 17, 3 * 16 + 9)
-    inside = fragment_layout(ATOM, "c", 32, 16).apply(17, 9)
-    assert (int(register), int(lane), int(warp)) == (int(inside[0]), int(inside[1]), 1 * 4 + 3)
 
 
 # ---- Shared memory ----
@@ -196,34 +161,13 @@ def test_narrow_swizzle_on_request():
     assert tma_swizzle(shared) == "32B"
 
 
-def test_chunk_xor():
-    rows = np.arange(16)
-    assert np.array_equal(shared_layout(16, 64, 2).chunk_xor(rows), rows % 8)
-    assert np.array_equal(shared_layout(16, 32, 2).chunk_xor(rows), rows // 2 % 4)
-    assert np.array_equal(shared_layout(16, 16, 2).chunk_xor(rows), rows // 4 % 2)
-    assert not shared_layout(16, 64, 2, swizzle="none").chunk_xor(rows).any()
-
-
 def test_k_steps_are_the_xor_of_the_measured_kernel():
     # address(kk) = address(0) XOR (kk << 5): k16 steps of 32 bytes inside a 128-byte row
     shared = shared_layout(128, 64, 2)
-    plan = ldmatrix_plan("a", transposed=False)
     assert [shared.xor_step(16 * kk) for kk in range(4)] == [Step(kk << 5, 0) for kk in range(4)]
-    assert shared.decompose(plan.rows, plan.cols, 48, 32) == Step(64, 48 * 128)
-    wide = shared_layout(128, 192, 2)
-    assert wide.decompose(plan.rows, plan.cols, 16, 144) == Step(32, 2 * 128 * 128 + 16 * 128)
-
-
-def test_decompose_refuses_what_does_not_hold():
-    shared = shared_layout(64, 64, 2)
-    with pytest.raises(EmmyError, match="no constants"):
-        shared.decompose(np.arange(8), 0, 4, 0)  # rows move by half a period
-    with pytest.raises(EmmyError, match="no constants"):
-        shared.decompose(0, np.array([0, 8]), 0, 8)  # column 8 + 8 carries
+    assert shared_layout(128, 192, 2).xor_step(144) == Step(32, 2 * 128 * 128)
     with pytest.raises(EmmyError, match="multiple of 8 columns"):
-        shared.decompose(0, 0, 0, 4)
-    unswizzled = shared_layout(64, 64, 2, swizzle="none")
-    assert unswizzled.decompose(np.arange(8), 0, 4, 0) == Step(0, 512)
+        shared.xor_step(4)
 
 
 # ---- Legality and cost ----

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from two_kernels import smoke_artefact
 
 import emmy
 from emmy.artefact import Artefact, Image
 from emmy.assemble import find_tool
-from emmy.bench.smoke import smoke_artefact
 from emmy.compiler import CompiledModule
 from emmy.errors import EmmyError
 from emmy.report import count_ptx, make_report, show_expression

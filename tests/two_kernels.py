@@ -1,6 +1,4 @@
-"""Two hand-written kernels as artefacts: they try assembler, runtime and runner where no compiler is installed.
-
-    python -m emmy.bench.smoke DIR [--target sm_90a]      # writes artefacts and a cases.json for emmy.bench.run
+"""Two hand-written kernels as artefacts, for tests of assembler, runtime and benchmark runner.
 
 `vector_add` adds two f32 vectors; `naive_matmul` computes C = A B^T in f16 with f32 sums, one thread an element. Both
 take every size at run time.
@@ -8,15 +6,13 @@ take every size at run time.
 
 from __future__ import annotations
 
-import argparse
 import json
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from emmy.artefact import Artefact, EntrySpec, Image
 from emmy.assemble import assemble, find_tool, resources
-from emmy.targets import TARGETS, get_target
+from emmy.targets import get_target
 
 HEADER = """.version {version}
 .target {target}
@@ -192,16 +188,8 @@ def smoke_artefact(target: str) -> Artefact:
     return Artefact(target, {"smoke": Image(ptx, assembled.cubin)}, ENTRIES, resources(assembled))
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="emmy.bench.smoke", description="Write a self-test for emmy.bench.run.")
-    parser.add_argument("directory", type=Path)
-    parser.add_argument("--target", default="sm_90a", choices=list(TARGETS))
-    options = parser.parse_args(arguments)
-    smoke_artefact(options.target).save(options.directory / "smoke")
+def save_cases(directory: Path, target: str) -> None:
+    """What `emmy.bench.run` takes: the artefact, and `cases.json`."""
+    smoke_artefact(target).save(directory / "smoke")
     cases = [{"artefact": "smoke", **case} for case in CASES]
-    (options.directory / "cases.json").write_text(json.dumps(cases, indent=1) + "\n")
-    return 0
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())
+    (directory / "cases.json").write_text(json.dumps(cases, indent=1) + "\n")
