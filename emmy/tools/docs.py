@@ -29,6 +29,8 @@ from emmy.registry import COMMON_PASSES, PASSES, load_pass
 from emmy.tools.cli import complete_parser
 from emmy.tools.loops import loop_around, main_loop
 from emmy.tools.opt import make_parser as make_opt_parser
+from emmy.tools.reading_page import PAGE as READING
+from emmy.tools.reading_page import reading_page
 from emmy.tools.shell import guarded
 from emmy.tools.wgmma_page import wgmma_page
 from emmy.views.layouts import fragment_svg, shared_svg
@@ -293,6 +295,7 @@ PAGES: dict[str, Callable[[Path], str]] = {
     "docs/dialects.md": dialects_page,
     "docs/command_line.md": command_line_page,
     "docs/guide/wgmma.md": lambda root: wgmma_page(NOTICE, root),
+    READING: reading_page,
     "docs/guide/shared.svg": lambda root: shared_svg(shared_layout(64, 64, 2, 128), "f16", 8),
     "docs/guide/fragment.svg": lambda root: fragment_svg(ATOMS[0], "a", 16, 16),
 }

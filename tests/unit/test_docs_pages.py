@@ -22,6 +22,7 @@ from emmy.tools.cli import complete_parser
 from emmy.tools.completion import places_of
 from emmy.tools.docs import command_line_page
 from emmy.tools.opt import make_parser
+from emmy.tools.reading_page import area_table, still_true
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -160,3 +161,23 @@ def test_diffs_and_patterns(tmp_path: Path):
         apply_diff(path, " z\n+x\n")
     assert re.fullmatch(pattern_of("a\n...\nb...d\n"), "a\n1\n2\nbcd\n")
     assert not re.fullmatch(pattern_of("a\nb\n"), "a\nc\n")
+
+
+def test_every_file_is_counted_once():
+    rows = re.findall(r"^\| (.*?) \| (\d+) \|", area_table(ROOT), re.MULTILINE)
+    files = sum(int(number) for name, number in rows if not name.startswith("**"))
+    assert files == len([path for folder in (*PACKAGE[1:], "emmy", "tests") for path in (ROOT / folder).rglob("*.py")])
+
+
+def test_counts_may_be_off_by_little():
+    assert still_true("| a | 1,000 |", "| a | 1,049 |")
+    assert not still_true("| a | 1,000 |", "| a | 1,060 |")
+    assert not still_true("| a | 1,000 |", "| b | 1,000 |")
+
+
+def test_the_path_of_one_gemm_has_the_passes_that_change_it():
+    page = (DOCS / "guide" / "reading.md").read_text()
+    changing = re.findall(r"^\.\.\._(.*)\.mlir$", page, re.MULTILINE)
+    assert [name for name in changing if name not in ("canonicalize", "cse")] == re.findall(
+        r"passes\.md#([\w-]+)\)", page
+    )
