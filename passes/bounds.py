@@ -80,11 +80,18 @@ def note_overruns(kernel: tile.KernelOp) -> None:
     for op in kernel.walk():
         if isinstance(op, tile.LoadOp | tile.StoreOp):
             box = op.result if isinstance(op, tile.LoadOp) else op.value
+            shape = cast(tile.TileType, box.type).get_shape()
             # The sizes of a slice are in registers anyway.
-            if op.view in arguments and _may_pass(op.view, op.indices, cast(tile.TileType, box.type).get_shape()):
+            if op.view in arguments and _may_pass(op.view, op.indices, shape, _part(kernel, op, shape)):
                 found.add(arguments.index(op.view))
     if found:
         kernel.attributes[OVERRUNS] = DenseArrayBase.from_list(i64, sorted(found))
+
+
+def _part(kernel: tile.KernelOp, op: tile.LoadOp | tile.StoreOp, box: Sequence[int]) -> int:
+    """Columns that are moved at once: of a result that leaves in parts (`store_columns`), those of a part."""
+    part = kernel.schedule.data.store_columns if kernel.schedule and isinstance(op, tile.StoreOp) else 0
+    return part if part and box[-1] % part == 0 else box[-1]
 
 
 def may_overrun(kernel: tile.KernelOp, argument: int) -> bool:
@@ -93,10 +100,13 @@ def may_overrun(kernel: tile.KernelOp, argument: int) -> bool:
     return isinstance(noted, DenseArrayBase) and argument in cast(Sequence[int], noted.get_values())
 
 
-def _may_pass(view: SSAValue, indices: Sequence[SSAValue], box: Sequence[int]) -> bool:
+def _may_pass(view: SSAValue, indices: Sequence[SSAValue], box: Sequence[int], part: int) -> bool:
+    """part: columns of the box that are moved at once; a part may begin where a view ends of which it divides the size."""
     sizes = cast(tile.ViewType, view.type).get_shape()
-    for size, index, extent in list(zip(reversed(sizes), reversed(indices), reversed(box), strict=False))[:2]:
-        if size != DYNAMIC and size % extent == 0:
+    units = [*box[:-1], part]
+    axes = zip(reversed(sizes), reversed(indices), reversed(box), reversed(units), strict=False)
+    for size, index, extent, unit in list(axes)[:2]:
+        if size != DYNAMIC and size % unit == 0:
             last = greatest(index)
             if last is None or last + extent > size:
                 return True

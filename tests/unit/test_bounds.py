@@ -66,6 +66,17 @@ def test_text_that_runs_past_the_end(edit: str, fields: dict[str, str]):
     assert (list(noted.get_values()) if noted is not None else []) == overrun
 
 
+@pytest.mark.parametrize("transport", ["cp_async", "tma"])
+def test_parts_of_a_result_that_begin_where_the_view_ends(transport: str):
+    """48 columns are one and a half tiles of 32, and three parts of 16: the last tile's second part is past the end."""
+    fields = {"block": (32, 32, 32), "warps": (2, 1), "stages": 2, "atom": "m16n8k16", "store_columns": 16}
+    module = emmy.compile(MATMUL.replace("64x64", "48x48"), "sm_90a", schedule={**fields, "transport": transport})
+    generator = np.random.default_rng(0)
+    a, b = (generator.integers(-3, 4, (48, 48)).astype(np.float16) for _ in "ab")
+    wanted = (a.astype(np.float64) @ b.astype(np.float64).T).astype(np.float16)
+    np.testing.assert_array_equal(module.mm(a, b, device="emulator"), wanted)
+
+
 INDICES = """tile.kernel @k(%v: !tile.view<?xi32>) {
   %c3 = arith.constant 3 : index
   %c10 = arith.constant 10 : index
