@@ -1,7 +1,7 @@
 """How long a run will take, from what its cases compute: device time is often lent by the second.
 
 Rough by intent (a factor of two): rates are those of a data-centre card, and each launch is counted with its flush or its
-comparison. What peers need to be compiled first comes on top, and is `emmy.bench.peers.START_SECONDS` at most.
+comparison. What peers need to be compiled first comes on top, and is `emmy.bench.peers.START_SECONDS` a case at most.
 """
 
 from __future__ import annotations

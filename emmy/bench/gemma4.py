@@ -34,8 +34,8 @@ PRODUCTS = (
 WHOLE = {"gate and up": ("gate and up, GeGLU", "geglu", 15360), "logits": ("logits, capped", "capped", 262144)}
 """Product -> the program that the model has in its place (see `emmy.bench.fused`): its name, its kind, N of each product."""
 
-PEERS = ("eager",)
-"""What a run times them against unless it names others."""
+PEERS = ("eager", "compile")
+"""What a run times them against unless it names others; ratios without a name are to the first."""
 
 
 def attentions(tokens: int) -> Iterator[tuple[Attention, int]]:
@@ -90,9 +90,10 @@ def gemma_lines(results: Sequence[Record]) -> list[str]:
     lines: list[str] = []
     for peer in peers_of(timed):
         for label, group in groups:
-            if group:
+            count = sum(bool(r["peers"].get(peer, {}).get("ratio")) for r in group)
+            if count:
                 found = {name: figure(value) for name, value in means(group, peer).items()}
-                told = f"gemma4{label} against {peer}: geometric mean of {len(group)} kernels {found['all']}, "
+                told = f"gemma4{label} against {peer}: geometric mean of {count} kernels {found['all']}, "
                 lines.append(f"{told}without attention {found['products']}, all calls of a pass {found['calls']}")
     return lines
 

@@ -30,7 +30,7 @@ from emmy.bench.cases import Case, infos_of, integer_data, shapes_of, work_of
 from emmy.bench.errors import seed_statistics, summarize
 from emmy.bench.fp8 import SCALED
 from emmy.bench.layouts import Layout, dense, layout_of
-from emmy.bench.peers import DEFAULT_PEERS, PEERS, Peer, matmul_operands
+from emmy.bench.peers import DEFAULT_PEERS, Peer, make_peer, matmul_operands
 from emmy.device_arrays import TORCH_DTYPES
 from emmy.runtime import CudaModule
 
@@ -288,9 +288,10 @@ class Measurement:
         failed: dict[str, dict[str, str]] = {}
         for name in names:
             try:
-                peer = PEERS[name](self.torch, self.args, self.work)
+                peer = make_peer(name, self.torch, self.args, self.work)
             except Exception as error:  # a peer's fault is not ours: it is told, and we are measured without it
-                failed[name] = {"message": f"{type(error).__name__}: {error}"[:200]}
+                said = " ".join(str(error).split())
+                failed[name] = {"message": f"{type(error).__name__}: {said}"[:200]}
                 continue
             if peer is not None:
                 made[name] = peer

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib
-from collections.abc import Callable, Sequence
+import signal
+from collections.abc import Callable, Generator, Sequence
 from typing import Any
 
 from emmy.bench import attention_peers, fused
@@ -57,12 +59,18 @@ def eager(torch: Any, args: Sequence[Any], work: dict[str, Any]) -> Peer | None:
     return functools.partial(torch.matmul, *matmul_operands(args, work))
 
 
+COMPILE_MODE = "max-autotune-no-cudagraphs"
+"""Of `torch.compile`: the most that it does for a kernel. It times its own templates beside the library's products, and fuses
+what follows them. A CUDA graph would save host time only, which no figure here has in it, and keep results in its own memory."""
+
+
 def compiled(torch: Any, args: Sequence[Any], work: dict[str, Any]) -> Peer | None:
-    """The same through `torch.compile`."""
+    """What `eager` calls through `torch.compile`, as one graph: a part that would run eagerly is an error. It is compiled by its
+    first call, here."""
     call = eager(torch, args, work)
     if call is None:
         return None
-    made: Peer = torch.compile(lambda: call(), dynamic=False)
+    made: Peer = torch.compile(lambda: call(), dynamic=False, fullgraph=True, mode=COMPILE_MODE)
     made()
     return made
 
@@ -80,5 +88,42 @@ PEERS: dict[str, Callable[[Any, Sequence[Any], dict[str, Any]], Peer | None]] = 
 }
 """Peer -> what makes its call, given PyTorch, the case's arguments and its work; None if it cannot do that work."""
 
-START_SECONDS = {"triton": 60.0, "flex": 60.0, "compile": 60.0}
+START_SECONDS = {"triton": 60.0, "flex": 60.0, "compile": 90.0}
 """What making a peer's first call may take, beside a case's own time: compiling and tuning."""
+
+BY_TORCH_COMPILE = ("flex", "compile")
+"""Peers that `torch.compile` makes. It keeps what it made by the code that it is of, which is the same in every case, and after
+some of them runs further ones eagerly, without an error: it must forget those of the case before."""
+
+
+def make_peer(name: str, torch: Any, args: Sequence[Any], work: dict[str, Any]) -> Peer | None:
+    """The call of a peer, ready to be timed; None if it cannot do the work. Raises whatever goes wrong, and `TimeoutError`."""
+    if name in BY_TORCH_COMPILE:
+        torch.compiler.reset()
+    with within(START_SECONDS.get(name)):
+        return PEERS[name](torch, args, work)
+
+
+class _Rung(BaseException):
+    """The time is over. No `Exception`: a compiler that tries many kernels goes on after those."""
+
+
+@contextlib.contextmanager
+def within(seconds: float | None) -> Generator[None]:
+    """`TimeoutError` if what is inside takes longer; None: any time. For the main thread, where signals arrive."""
+    if seconds is None:
+        yield
+        return
+
+    def ring(*_: Any) -> None:
+        raise _Rung
+
+    before = signal.signal(signal.SIGALRM, ring)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    except _Rung:
+        raise TimeoutError(f"not ready within {seconds:g} s") from None
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)

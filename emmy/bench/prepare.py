@@ -4,16 +4,17 @@
     python -m emmy.bench.prepare DIR --suite gemm --ablate roles,stages=2|3|4,transport,accumulate
 
 Suites: `gemm` (the six shapes quoted in docs/, timed), `squares` (512 to 8192), `projections` (the six shapes and every
-product of Gemma 4 12B at 512, 2048 and 4096 tokens, f16 and bf16, timed), `tokens` (those products compiled once with `?`
-tokens, from docs/examples), `gemma4` (every product and attention kernel of that model at 512 and 2048 tokens, timed against
-PyTorch in eager mode, with how often the model calls it), `attention` (whole, causal, windows, decoding; timed; see
-`emmy.bench.attention`), `attention_accuracy` (hard inputs, each atom, f16 and bf16: errors beside those of an eager run;
-`emmy.bench.attention_inputs`), `integers` (small products whose bits the emulator foretells), `stress` (products with few and
-many k-tiles and with edges, for `--check-only --repeats 3000`), `ragged` (313 products of any size in any layout, three of
-them with more than 2^31 elements, for `--check-only --repeats 2`), `dynamic` (the six shapes with `?` for every size, timed
-against static ones: as the compiler schedules them, and with the static schedule), `open_rows` (projections whose number of
-tokens is `?`, for few and many tokens, timed against static ones), `fp8` (products of 8-bit floats against those of f16 and
-`torch._scaled_mm`; `emmy.bench.fp8`), `fp8_checks` (small ones whose bits the emulator foretells).
+product of Gemma 4 12B at 512, 2048 and 4096 tokens, f16 and bf16, timed), `tokens` (those products compiled once with
+`?` tokens, from docs/examples), `gemma4` (every product and attention kernel of that model at 512 and 2048 tokens,
+timed against PyTorch in eager mode and through `torch.compile`, with how often the model calls it), `attention` (whole,
+causal, windows, decoding; timed; see `emmy.bench.attention`), `attention_accuracy` (hard inputs, each atom, f16 and
+bf16: errors beside those of an eager run; `emmy.bench.attention_inputs`), `integers` (small products whose bits the
+emulator foretells), `stress` (products with few and many k-tiles and with edges, for `--check-only --repeats 3000`),
+`ragged` (313 products of any size in any layout, three of them with more than 2^31 elements, for `--check-only
+--repeats 2`), `dynamic` (the six shapes with `?` for every size, timed against static ones: as the compiler schedules
+them, and with the static schedule), `open_rows` (projections whose number of tokens is `?`, for few and many tokens,
+timed against static ones), `fp8` (products of 8-bit floats against those of f16 and `torch._scaled_mm`;
+`emmy.bench.fp8`), `fp8_checks` (small ones whose bits the emulator foretells).
 A variant compiles every case of the suites once more with other schedule fields, or another accumulation policy (the field
 `accumulate`); its name is put behind the case's. `--ablate` makes a variant of every combination of the values of some fields;
 those that cannot be compiled are listed in refused.json, with the reason. The artefact `peak` measures the card itself.

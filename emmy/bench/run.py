@@ -42,24 +42,34 @@ BRACKET_SECONDS = 60.0
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-    """How thoroughly to run cases; the command line's flags of the same names. peers: None leaves them to each case."""
+    """How thoroughly to run cases; the command line's flags of the same names. peers: None leaves them to each case;
+    seconds_per_case: None leaves it to `default_seconds`."""
 
     check_only: bool = False
     repeats: int = 250
     rounds: int = 32
-    seconds_per_case: float = 20.0
+    seconds_per_case: float | None = None
     peers: tuple[str, ...] | None = None
     clean: bool = False
 
 
+CASE_SECONDS = 20.0  # of a case with no more than `Options.repeats` launches, without what its peers need to be made
 REPEAT_SECONDS = 0.02  # of a launch, its comparison included, beyond the first `Options.repeats`
 
 
-def default_seconds(repeats: int, peers: Sequence[str] | None) -> float:
+def default_seconds(repeats: int, peers: Sequence[str]) -> float:
     """What a case may take: more for thousands of launches, and for peers that are compiled first."""
-    more = max(repeats - Options.repeats, 0) * REPEAT_SECONDS
-    given = DEFAULT_PEERS if peers is None else peers
-    return Options.seconds_per_case + more + sum(START_SECONDS.get(peer, 0.0) for peer in given)
+    return CASE_SECONDS + max(repeats - Options.repeats, 0) * REPEAT_SECONDS + start_seconds(peers)
+
+
+def start_seconds(peers: Sequence[str]) -> float:
+    """What making peers may take at most."""
+    return sum(START_SECONDS.get(peer, 0.0) for peer in peers)
+
+
+def seconds_of(case: Case, options: Options) -> float:
+    """What a case may take before it is killed."""
+    return options.seconds_per_case or default_seconds(options.repeats, peers_of(case, options))
 
 
 def peers_of(case: Case, options: Options) -> Sequence[str]:
@@ -109,13 +119,14 @@ def run_cases(
     if not options.check_only:
         brackets.append(ask("bracket", bracket, BRACKET_SECONDS, when="first"))
     for case in cases:
+        seconds = seconds_of(case, options)
         request = {
             "do": "case",
             "directory": str(directory.resolve()),
             "case": dataclasses.asdict(case),
             "repeats": options.repeats,
             "rounds": options.rounds,
-            "seconds": options.seconds_per_case,
+            "seconds": seconds,
             "check_only": options.check_only,
             "clean": options.clean,
             "peers": peers_of(case, options),
@@ -125,7 +136,7 @@ def run_cases(
         fields |= {"variant": case.variant, "settings": case.settings, "layouts": case.layouts}
         fields |= {"max_k": case.max_k} if case.policy == "hybrid" else {}
         fields |= {"calls": case.calls} if case.calls else {}
-        results.append(ask("case", request, options.seconds_per_case, **fields))
+        results.append(ask("case", request, seconds, **fields))
     if not options.check_only:
         brackets.append(ask("bracket", bracket, BRACKET_SECONDS, when="last"))
     mean, count = suite_mean(results, "six")
@@ -160,13 +171,16 @@ def add_run_arguments(parser: argparse.ArgumentParser) -> None:
     add("--rounds", type=int, default=Options.rounds, help="timed launches of ours and of each peer")
     add("--clean", action="store_true", help="before each timed launch L2 has nothing that must be written back")
     add("--peers", type=peer_list, help=f"of {', '.join(PEERS)}; with commas (default: those of the suite)")
-    add("--seconds-per-case", type=float, help="then it is killed (default: 20, more for many repeats)")
+    add(
+        "--seconds-per-case",
+        type=float,
+        help="then it is killed (default: 20, more for many repeats and compiled peers)",
+    )
 
 
 def options_of(args: argparse.Namespace) -> Options:
     """What `add_run_arguments` read."""
-    seconds = args.seconds_per_case or default_seconds(args.repeats, args.peers)
-    return Options(args.check_only, args.repeats, args.rounds, seconds, args.peers, args.clean)
+    return Options(args.check_only, args.repeats, args.rounds, args.seconds_per_case, args.peers, args.clean)
 
 
 def chosen_cases(directory: Path, only: str | None) -> list[Case]:
@@ -181,7 +195,10 @@ def told_estimate(directory: Path, cases: Sequence[Case], options: Options) -> s
     """How many cases there are, and how long they will take."""
     peers = [peers_of(case, options) for case in cases]
     seconds = run_seconds(directory, cases, peers, options.repeats, options.rounds, options.check_only)
-    return f"{len(cases)} cases, about {seconds:.0f} s"
+    timed = [names for case, names in zip(cases, peers, strict=True) if case.time and not options.check_only]
+    made = {name for names in timed for name in names if name in START_SECONDS}
+    more = f", and what {', '.join(sorted(made))} need to be compiled" if made else ""
+    return f"{len(cases)} cases, about {seconds:.0f} s{more}"
 
 
 def run_directory(directory: Path, out: Path, options: Options, only: str | None = None, command: str = "") -> int:

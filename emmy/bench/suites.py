@@ -127,7 +127,8 @@ def fused_work(name: str, kind: str, m: int, n: int, k: int, **fields: Any) -> W
 
 
 def gemma4() -> Iterator[Work]:
-    """Every product and attention kernel of Gemma 4 12B at 512 and 2048 tokens, against what PyTorch does in eager mode."""
+    """Every product and attention kernel of Gemma 4 12B at 512 and 2048 tokens, against what PyTorch does in eager mode, and
+    through `torch.compile`."""
     for count in gemma.TOKENS:
         fields: dict[str, Any] = {"suite": gemma.SUITE, "peers": list(gemma.PEERS)}
         for name, n, k, calls in gemma.PRODUCTS:

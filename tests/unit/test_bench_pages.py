@@ -201,13 +201,27 @@ def test_gemmas_means_are_over_all_kernels_products_and_calls():
     assert gemma4.gemma_table(results[3:]) == ""
 
 
-def test_the_suite_has_every_kernel_and_is_timed_against_eager():
+def test_gemmas_table_has_a_column_for_each_peer():
+    """What one could not do, others keep their figures of, and it is no part of that one's means."""
+    both, one = (
+        case(f"{name} 512 tokens", 10.0, "gemma4", peers, calls=1, shapes={"a": [512, 8], "b": [8, 8]})
+        for name, peers in (("q", {"eager": 1.5, "compile": 1.25}), ("o", {"eager": 1.0}))
+    )
+    one["peers"]["compile"] = {"message": "TimeoutError: not ready within 90 s"}
+    table = gemma4.gemma_table([both, one]).splitlines()
+    assert table[0] == "| kernel | calls | us | TFLOPS | eager us | compile us | ratio to eager | ratio to compile |"
+    assert table[2].endswith("| 15.0 | 12.5 | 1.500 | 1.250 |")
+    assert table[3].endswith("| 10.0 | - | 1.000 | - |")
+    assert "gemma4 against compile: geometric mean of 1 kernels 1.250" in gemma4.gemma_lines([both, one])[2]
+
+
+def test_the_suite_has_every_kernel_and_is_timed_against_eager_and_torch_compile():
     works = list(SUITES["gemma4"]())
     assert len(works) == 2 * (len(gemma4.PRODUCTS) + 2)
     sliding = 40 * (1 + 2 + 1) + 8 * 3 + 48 * 2 + 1
     assert sum(work.case.calls for work in works if "q" not in work.case.shapes) == 2 * sliding
-    assert {peers_of(work.case, Options()) == ["eager"] for work in works} == {True}
-    assert peers_of(works[0].case, Options(peers=("compile",))) == ("compile",)
+    assert {peers_of(work.case, Options()) == ["eager", "compile"] for work in works} == {True}
+    assert peers_of(works[0].case, Options(peers=("eager",))) == ("eager",)
     assert {"eager", "compile"} <= set(PEERS)
 
 

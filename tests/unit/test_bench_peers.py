@@ -1,16 +1,19 @@
 """Peers in the rounds of a measurement, on stand-ins for PyTorch and for the clock; the Triton kernel where it is installed."""
 
+import contextlib
 import os
 import subprocess
 import sys
+import time
 from argparse import ArgumentTypeError
+from types import SimpleNamespace
 
 import pytest
 
-from emmy.bench import measure
+from emmy.bench import fused, measure
 from emmy.bench.cases import Case
-from emmy.bench.peers import PEERS
-from emmy.bench.run import default_seconds, peer_list
+from emmy.bench.peers import PEERS, START_SECONDS, make_peer
+from emmy.bench.run import Options, default_seconds, peer_list, seconds_of
 
 
 class FakeTorch:
@@ -146,6 +149,68 @@ def test_peers_on_the_command_line_and_the_time_they_get():
     assert default_seconds(250, ("cublas",)) == 20.0
     assert default_seconds(3000, ("cublas",)) == 75.0
     assert default_seconds(10, ("cublas", "triton")) == 80.0
+    asked = Case("q", "mm", {}, peers=["eager", "compile"])
+    assert seconds_of(asked, Options()) == default_seconds(10, ("compile",))
+    assert seconds_of(asked, Options(peers=("eager",))) == 20.0
+    assert seconds_of(asked, Options(seconds_per_case=3.0)) == 3.0
+
+
+class Compiler(FakeTorch):
+    """Forgets, and compiles at the first call."""
+
+    def __init__(self):
+        super().__init__()
+        self.asked = []
+        self.compiler = SimpleNamespace(reset=lambda: self.asked.append("reset"))
+
+    def compile(self, function, **how):
+        self.asked.append(how)
+        return function
+
+
+def test_what_torch_compile_is_asked():
+    """It forgets the case before, whose code is the same: it keeps 8 of them. Parts that would run eagerly are errors."""
+    torch = Compiler()
+    for _ in range(2):
+        make_peer("compile", torch, [FakeTensor(), FakeTensor()], MATMUL)()
+    how = {"dynamic": False, "fullgraph": True, "mode": "max-autotune-no-cudagraphs"}
+    assert torch.asked == ["reset", how] * 2
+    assert torch.products == 4
+    make_peer("cublas", torch, [FakeTensor(), FakeTensor()], MATMUL)
+    assert len(torch.asked) == 4
+
+
+def test_a_compiler_that_fails_or_does_not_end_is_told(clock, monkeypatch):
+    """In one line of the record; the others are timed all the same."""
+
+    def fails(torch, args, work):
+        raise RuntimeError("backend='inductor' raised:\n  no room\n\nSet TORCH_LOGS")
+
+    def hangs(torch, args, work):
+        while True:
+            with contextlib.suppress(Exception):
+                time.sleep(5)
+
+    monkeypatch.setitem(PEERS, "fails", fails)
+    monkeypatch.setitem(PEERS, "hangs", hangs)
+    monkeypatch.setitem(START_SECONDS, "hangs", 0.05)
+    found = TimedOnly(MATMUL).time(4, ("fails", "hangs", "cublas"))
+    assert found["peers"]["fails"] == {"message": "RuntimeError: backend='inductor' raised: no room Set TORCH_LOGS"}
+    assert found["peers"]["hangs"] == {"message": "TimeoutError: not ready within 0.05 s"}
+    assert found["ratio"] == 1.5
+
+
+def test_torch_compile_itself():
+    """On the CPU; as many shapes as its cache holds of one function, and one more."""
+    torch = pytest.importorskip("torch", reason="needs PyTorch: not run")
+    torch.manual_seed(0)
+    for rows in range(8, 18):
+        a, b = torch.randn(rows, 24), torch.randn(16, 24)
+        call = make_peer("compile", torch, [a, b], MATMUL)
+        assert torch.allclose(call(), a @ b.mT, atol=1e-5)
+    x, gate, up = (torch.randn(8, 24) for _ in range(3))
+    call = make_peer("compile", torch, [x, gate, up], {"kind": "geglu"})
+    assert torch.allclose(call(), fused.geglu(torch, x, gate, up), atol=1e-5)
 
 
 TRITON = """
