@@ -1,8 +1,8 @@
 """`lower-to-ptx`: level 3 to level 4. A kernel of placed and lowered pipelines becomes the program of one thread.
 
 One walk in order with a map from old values to new ones (`ptx_values`). What each family of ops becomes is in `ptx_events`,
-`ptx_fragment_ops`, `ptx_copies`, `ptx_fragments` and `ptx_addresses`; how ops are hoisted, shared and folded in `ptx_builder`.
-Here: roles, control flow, and index arithmetic.
+`ptx_tma`, `ptx_fragment_ops`, `ptx_copies`, `ptx_fragments` and `ptx_addresses`; how ops are hoisted, shared and folded in
+`ptx_builder`. Here: roles, control flow, and index arithmetic.
 """
 
 from __future__ import annotations
@@ -39,6 +39,7 @@ from emmy.lowering.ptx_copies import Copies
 from emmy.lowering.ptx_events import EVENTS, Convert, Role
 from emmy.lowering.ptx_fragment_ops import FRAGMENT_OPS, FragmentLowering
 from emmy.lowering.ptx_shapes import Registers
+from emmy.lowering.ptx_tma import TMA_EVENTS
 from emmy.passes.allocate_shared import SHARED_BYTES
 from emmy.passes.approximate_exponentials import HALVES, POLYNOMIAL
 from emmy.passes.bounds import may_overrun
@@ -399,6 +400,7 @@ class KernelLowering(FragmentLowering):
 
 CONVERSIONS: dict[type[Operation], Convert] = {
     **EVENTS,
+    **TMA_EVENTS,
     **FRAGMENT_OPS,
     scf.ForOp: KernelLowering.loop,
     scf.IfOp: KernelLowering.branch,

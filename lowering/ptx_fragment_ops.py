@@ -12,16 +12,17 @@ from emmy.dialects.async_copy_rings import ring_name
 from emmy.lowering.ptx_addresses import ANYWHERE, SharedAddresses
 from emmy.lowering.ptx_builder import Builder
 from emmy.lowering.ptx_clusters import ClusterFragments
-from emmy.lowering.ptx_events import Convert, EventLowering
+from emmy.lowering.ptx_events import Convert
 from emmy.lowering.ptx_fragments import Fragments
 from emmy.lowering.ptx_maps import Argument
 from emmy.lowering.ptx_shapes import shape_of
+from emmy.lowering.ptx_tma import TmaLowering
 from emmy.lowering.ptx_wgmma import InPlace, WarpgroupProducts
 from emmy.schedules import Schedule
 from emmy.targets import Target
 
 
-class FragmentLowering(EventLowering):
+class FragmentLowering(TmaLowering):
     """Lowers the events and fragments of one kernel."""
 
     def __init__(self, builder: Builder, block: Block, target: Target, params: list[str], schedule: Schedule | None):
