@@ -1,5 +1,5 @@
-"""Settings for all tests: compilations verify the module after every pass, and Hypothesis repeats itself; all may import
-`two_kernels`."""
+"""Settings for all tests: compilations verify the module after every pass, and Hypothesis repeats itself. The other modules
+of this folder are what tests share; all may import them."""
 
 from __future__ import annotations
 

@@ -1,106 +1,29 @@
-"""TMA on the emulator: tensor maps, boxes and swizzles against NumPy, mbarrier byte counts, bulk groups, proxy fences.
+"""TMA on the emulator: tensor maps, boxes and swizzles against NumPy, mbarrier byte counts.
 
-The kernels are hand-written; `test_the_texts_assemble` keeps ptxas's opinion of them.
+The kernels are hand-written; `test_the_texts_assemble` in test_emulator_bulk_copies.py keeps ptxas's opinion of them.
 """
 
 from __future__ import annotations
-
-import itertools
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tma_kernels import (
+    DUMP,
+    INIT,
+    LANDINGS,
+    LOAD,
+    MODES,
+    STORE,
+    fails,
+    launch,
+    simple,
+    swizzled,
+    text,
+)
 
-from emmy.assemble import assemble, find_tool
 from emmy.emulator import Emulator, EmulatorError, Pointer, TensorMap, Uninitialised
-
-MODES = list(itertools.product(("late", "early", "random"), ("fixed", "reversed", "random")))
-LANDINGS = ("late", "early", "random")
-# .version, and the destination space of loads: sm_120a wants .shared::cta, which PTX 8.0 does not have.
-TARGETS = {"sm_90a": ("8.0", "shared::cluster"), "sm_120a": ("8.7", "shared::cta")}
-
-
-def text(body: str, target: str = "sm_90a", rank: int = 2) -> str:
-    """A kernel of maps `source` and `sink`, a pointer `out`, and c0 ..: %from and %to the maps' addresses, %smem 16 KiB,
-    %bar 64 bytes of mbarriers, %t thread, %w warp, %first true in thread 0. {load} and {store} move one box at %c."""
-    version, space = TARGETS[target]
-    corner = ", ".join(f"%c{i}" for i in range(rank))
-    parts = {
-        "load": f"cp.async.bulk.tensor.{rank}d.{space}.global.mbarrier::complete_tx::bytes "
-        f"[%smem], [%from, {{{corner}}}], [%bar];",
-        "store": f"cp.async.bulk.tensor.{rank}d.global.shared::cta.bulk_group [%to, {{{corner}}}], [%smem];",
-        "wait": "WAIT: mbarrier.try_wait.parity.shared::cta.b64 %p0, [%bar], 0; @!%p0 bra WAIT;",
-        "expect": "@%first mbarrier.arrive.expect_tx.shared::cta.b64 _, [%bar], %bytes;",
-        "commit": "cp.async.bulk.commit_group;",
-    }
-    for name, part in parts.items():
-        body = body.replace("{" + name + "}", part)
-    coordinates = "".join(f", .param .u32 c{i}" for i in range(rank))
-    loads = "\n".join(f"ld.param.u32 %c{i}, [c{i}];" for i in range(rank))
-    return f"""
-.version {version}
-.target {target}
-.address_size 64
-.visible .entry k(
-    .param .align 64 .b8 source[128], .param .align 64 .b8 sink[128], .param .u64 out, .param .u32 bytes{coordinates})
-{{
-.reg .pred %p<6>, %first;
-.reg .b32 %r<12>, %c<5>;
-.reg .b32 %t, %w, %smem, %bar, %bytes;
-.reg .b64 %rd<6>, %from, %to, %out;
-.shared .align 1024 .b8 smem[16384];
-.shared .align 8 .b8 bars[64];
-mov.u64 %from, source; cvta.param.u64 %from, %from;
-mov.u64 %to, sink; cvta.param.u64 %to, %to;
-ld.param.u64 %out, [out];
-ld.param.u32 %bytes, [bytes];
-{loads}
-mov.u32 %t, %tid.x;
-shr.u32 %w, %t, 5;
-setp.eq.u32 %first, %t, 0;
-mov.u32 %smem, smem;
-mov.u32 %bar, bars;
-{body}
-ret;
-}}
-"""
-
-
-TMA_HINTED = {
-    target: f"cp.async.bulk.tensor.2d.{space}.global.tile.mbarrier::complete_tx::bytes.L2::cache_hint "
-    "[%smem], [%from, {%c0, %c1}], [%bar], %rd2;"
-    for target, (_, space) in TARGETS.items()
-}
-INIT = """
-@%first mbarrier.init.shared::cta.b64 [%bar], 1;
-@%first fence.mbarrier_init.release.cluster;
-bar.sync 0;
-"""
-DUMP = """
-mov.u32 %r0, %t;
-DUMP: shl.b32 %r1, %r0, 4; setp.lt.u32 %p1, %r1, %bytes; add.u32 %r2, %r1, %smem; cvt.u64.u32 %rd0, %r1;
-add.s64 %rd0, %rd0, %out;
-@%p1 ld.shared.v4.u32 {%r4, %r5, %r6, %r7}, [%r2];
-@%p1 st.global.v4.u32 [%rd0], {%r4, %r5, %r6, %r7};
-add.u32 %r0, %r0, 64; setp.lt.u32 %p2, %r0, 1024; @%p2 bra DUMP;
-"""
-LOAD = INIT + "{expect}\n@%first {load}\n{wait}\n"
-STORE = "bar.sync 0;\n@%first {store}\n@%first {commit}\n@%first cp.async.bulk.wait_group 0;\n"
-
-
-def launch(body: str, source: TensorMap, sink: TensorMap, coordinates, out=None, bytes_: int | None = None, **mode):
-    """Coordinates come as NumPy would write them, the outermost first."""
-    out = np.zeros(16384, np.uint8) if out is None else out
-    rank = len(coordinates)
-    return Emulator(text(body, rank=rank)).launch(
-        "k",
-        (1, 1, 1),
-        (64, 1, 1),
-        [source, sink, Uninitialised(out), source.box_bytes if bytes_ is None else bytes_, *reversed(coordinates)],
-        **mode,
-    )
-
 
 # Boxes and swizzles, against NumPy
 
@@ -113,19 +36,6 @@ def box_of(array: np.ndarray, corner, shape) -> np.ndarray:
         if all(0 <= a < n for a, n in zip(at, array.shape, strict=True)):
             result[index] = array[at]
     return result
-
-
-def swizzled(rows: np.ndarray, swizzle: int) -> np.ndarray:
-    """Dense rows of `swizzle` bytes as they lie in shared memory: row r has its 16-byte chunks permuted by an XOR."""
-    if not swizzle:
-        return rows.reshape(-1)
-    chunks = rows.reshape(-1, swizzle // 16, 16)
-    rows_a_line = 128 // swizzle
-    result = np.empty_like(chunks)
-    for r, row in enumerate(chunks):
-        for j, chunk in enumerate(row):
-            result[r, j ^ (r // rows_a_line % (swizzle // 16))] = chunk
-    return result.reshape(-1)
 
 
 @st.composite
@@ -183,18 +93,6 @@ def test_a_view_inside_a_buffer():
     result = out.view(np.float32)[:64].reshape(4, 16)
     np.testing.assert_array_equal(result[:3], matrix[1:6:2, 8:24])
     assert not result[3].any()
-
-
-def simple(array=None, swizzle: int = 128) -> TensorMap:
-    array = np.arange(16 * 64, dtype=np.uint16).reshape(16, 64) if array is None else array
-    return TensorMap(array, 2, [16, 64], [128], [8, 64], swizzle)
-
-
-def fails(body: str, words: str, **arguments) -> str:
-    arguments = {"source": simple(), "sink": simple(np.zeros((16, 64), np.uint16)), "coordinates": [0, 0], **arguments}
-    with pytest.raises(EmulatorError, match=words) as caught:
-        launch(body, **arguments)
-    return str(caught.value)
 
 
 # What is refused before anything runs
@@ -392,199 +290,3 @@ def test_tx_faults(fault, landing, order):
     dump = "" if fault == "nobody waits" else DUMP.replace("%bytes", "1024")
     message = fails(body + dump, words, landing=landing, order=order, seed=3)
     assert "PTX line" in message or "deadlock" in message
-
-
-# Stores, bulk groups and the async proxy
-
-FILL = "shl.b32 %r0, %t, 4; add.u32 %r1, %r0, %smem; st.shared.v4.u32 [%r1], {%t, %t, %t, %t};\n"
-FENCE, BARRIER = "fence.proxy.async.shared::cta;\n", "bar.sync 0;\n"
-ISSUE = "@%first {store}\n@%first {commit}\n"
-READ, DONE = "@%first cp.async.bulk.wait_group.read 0;\n", "@%first cp.async.bulk.wait_group 0;\n"
-REUSE = "st.shared.u32 [%r1], 7;\n"
-
-
-def filled() -> np.ndarray:
-    rows = np.repeat(np.arange(64, dtype=np.uint32), 4).view(np.uint8)
-    return swizzled(rows, 128).view(np.uint16).reshape(8, 64)  # the swizzle is its own inverse
-
-
-@pytest.mark.parametrize(("landing", "order"), MODES)
-def test_a_store_takes_a_fence_a_barrier_and_a_wait(landing, order):
-    mode = {"landing": landing, "order": order, "seed": 1}
-    for end in (READ, DONE, READ + BARRIER + REUSE, READ + BARRIER + REUSE + DONE):
-        target = np.zeros((16, 64), np.uint16)
-        launch(FILL + FENCE + BARRIER + ISSUE + end, simple(), simple(target), [9, 0], **mode)
-        np.testing.assert_array_equal(target[9:], filled()[:7])
-        assert not target[:9].any()
-
-
-STORE_FAULTS = {
-    "no fence": (FILL + BARRIER + ISSUE + DONE, "proxy: the bulk copy reads .* no fence.proxy.async"),
-    "fence before the write": (FENCE + FILL + BARRIER + ISSUE + DONE, "proxy: the bulk copy reads"),
-    "fence of the issuing lane only": (
-        FILL + BARRIER + "@%first fence.proxy.async;\n" + ISSUE + DONE,
-        "proxy: the bulk",
-    ),
-    "fence of global memory": (FILL + "fence.proxy.async.global;\n" + BARRIER + ISSUE + DONE, "proxy: the bulk copy"),
-    "fence of one warp": (
-        FILL + "setp.eq.u32 %p1, %w, 0; @%p1 fence.proxy.async;\n" + BARRIER + ISSUE + DONE,
-        "proxy: .* written by warp 1",
-    ),
-    "second write without a second fence": (
-        FILL + FENCE + BARRIER + ISSUE + READ + BARRIER + FILL + BARRIER + ISSUE + DONE,
-        "proxy: the bulk copy reads",
-    ),
-    "no barrier": (FILL + FENCE + ISSUE + DONE, "race: reads .* written by warp|uninit"),
-    "uninitialised": (ISSUE + DONE, "uninit"),
-    "no commit": (FILL + FENCE + BARRIER + "@%first {store}\n" + DONE, "the CTA ends without"),
-    "no wait": (FILL + FENCE + BARRIER + ISSUE, "the CTA ends without cp.async.bulk.wait_group"),
-    "waits for too few": (
-        FILL + FENCE + BARRIER + ISSUE + DONE.replace("0;", "1;"),
-        "the CTA ends without",
-    ),
-    "reuse without a wait": (FILL + FENCE + BARRIER + ISSUE + REUSE + DONE, "race: "),
-    "reuse with a barrier and no wait": (FILL + FENCE + BARRIER + ISSUE + BARRIER + REUSE + DONE, "race: overwrites"),
-    "the wait is that of one lane": (
-        FILL + FENCE + BARRIER + ISSUE + READ + REUSE + DONE,
-        "race: ",
-    ),
-    "barrier before the wait": (FILL + FENCE + BARRIER + ISSUE + BARRIER + READ + REUSE + DONE, "race: overwrites"),
-    "refill by TMA before the wait": (
-        INIT + FILL + FENCE + BARRIER + ISSUE + "{expect}\n@%first {load}\n{wait}\n" + DONE,
-        "race: overwrites .* bulk store",
-    ),
-    "TMA over generic writes without a fence": (INIT + FILL + BARRIER + "{expect}\n@%first {load}\n{wait}\n", "proxy:"),
-}
-
-
-@pytest.mark.parametrize(("landing", "order"), MODES)
-@pytest.mark.parametrize("fault", STORE_FAULTS)
-def test_store_faults(fault, landing, order):
-    body, words = STORE_FAULTS[fault]
-    assert "PTX line" in fails(body, words, landing=landing, order=order, seed=2)
-
-
-@pytest.mark.parametrize(("landing", "order"), MODES)
-def test_bulk_groups_are_counted_by_thread(landing, order):
-    """Two staging buffers in turn: wait_group.read 1 frees the older one and not the younger."""
-    second = "add.u32 %smem, %smem, 1024; add.u32 %c1, %c1, 8;\n"
-    begin = FILL + FENCE + BARRIER + ISSUE + "mov.u32 %r9, %r1;\n" + second + FILL + FENCE + BARRIER + ISSUE
-    one_left = READ.replace("0;", "1;") + BARRIER
-    older, younger = "st.shared.u32 [%r9], 7;\n", REUSE
-    mode = {"landing": landing, "order": order, "seed": 5}
-    target = np.zeros((16, 64), np.uint16)
-    launch(begin + one_left + older + READ + BARRIER + younger, simple(), simple(target), [0, 0], **mode)
-    np.testing.assert_array_equal(target, np.concatenate([filled(), filled()]))
-    fails(begin + one_left + younger + READ, "race: overwrites .* bulk store", **mode)
-
-
-@pytest.mark.parametrize("landing", ["late", "early"])
-def test_when_copies_read_and_write(landing):
-    """A load reads global memory when it lands; a store of which only the reads were waited for may write later."""
-
-    def run(body: str) -> np.ndarray:
-        """source, sink and out are one array: element 64 is (1, 0), element 1023 the last."""
-        array = np.ones((16, 64), np.uint16)
-        both = simple(array)
-        arguments = [both, both, array, both.box_bytes, 0, 0]
-        Emulator(text(body)).launch("k", (1, 1, 1), (64, 1, 1), arguments, landing=landing)
-        return array
-
-    change = "@%first st.global.u16 [%out], 9;\n"
-    look = "ld.shared.u16 %r5, [%smem]; @%first st.global.u16 [%out+2046], %r5;\n"
-    loaded = run(INIT + "{expect}\n@%first {load}\n" + change + "{wait}\n" + look)
-    assert loaded[15, 63] == (9 if landing == "late" else 1)
-    look = "@%first ld.global.u16 %r5, [%out+128]; @%first st.global.u16 [%out+2046], %r5;\n"
-    stored = run(FILL + FENCE + BARRIER + ISSUE + READ + look)
-    assert stored[1, 0] == filled()[1, 0] != 1
-    assert stored[15, 63] == (1 if landing == "late" else stored[1, 0])
-    assert run(FILL + FENCE + BARRIER + ISSUE + DONE + look)[15, 63] == stored[1, 0]
-
-
-# Plain bulk copies
-
-PLAIN = """
-@%first mbarrier.arrive.expect_tx.shared::cta.b64 _, [%bar], 1024;
-@%first cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%smem+16], [%out], 1024, [%bar];
-{wait}
-@%first cp.async.bulk.global.shared::cta.bulk_group [%out+1040], [%smem+16], 1008;
-@%first {commit}
-@%first cp.async.bulk.wait_group 0;
-"""
-
-
-@pytest.mark.parametrize("landing", LANDINGS)
-def test_plain_bulk_copies(landing):
-    buffer = np.arange(2048, dtype=np.uint16).view(np.uint8).reshape(-1)[:2048].copy()
-    before = buffer.copy()
-    arguments = [simple(), simple(), buffer, 0, 0, 0]
-
-    def run(body: str):
-        Emulator(text(INIT + body)).launch("k", (1, 1, 1), (64, 1, 1), arguments, landing=landing)
-
-    run(PLAIN)
-    np.testing.assert_array_equal(buffer[1040:], before[:1008])
-    np.testing.assert_array_equal(buffer[:1040], before[:1040])
-    for old, new, words in (
-        ("1024, [%bar]", "1020, [%bar]", "misaligned"),
-        ("[%smem+16], [%out]", "[%smem+8], [%out]", "misaligned"),
-        ("[%out], 1024", "[%out+8], 1024", "misaligned"),
-        ("[%out], 1024", "[%out+1040], 1024", "out of bounds"),
-        ("[%smem+16], 1008", "[%smem+16], 1024", "out of bounds"),
-        ("{wait}", "", "race|poison|uninit"),
-    ):
-        assert old in PLAIN
-        with pytest.raises(EmulatorError, match=words):
-            run(PLAIN.replace(old, new))
-
-
-# cp.async is of the generic proxy: a fence is due, by the warp that waited for its copies
-
-COPIED = """
-shl.b32 %r0, %t, 4; add.u32 %r1, %r0, %smem; cvt.u64.u32 %rd0, %r0; add.s64 %rd0, %rd0, %out;
-cp.async.cg.shared.global [%r1], [%rd0], 16;
-WAITED
-bar.sync 0;
-@%first {store}
-@%first {commit}
-@%first cp.async.bulk.wait_group 0;
-"""
-
-
-@pytest.mark.parametrize(("landing", "order"), MODES)
-def test_a_store_of_copied_bytes_takes_a_fence(landing, order):
-    buffer = np.arange(512, dtype=np.uint16)
-    target = np.zeros((16, 64), np.uint16)
-    sink = simple(target, swizzle=0)
-
-    def run(waited: str):
-        emulator = Emulator(text(COPIED.replace("WAITED", waited)))
-        emulator.launch("k", (1, 1, 1), (64, 1, 1), [sink, sink, buffer, 0, 0, 8], landing=landing, order=order, seed=4)
-
-    run("cp.async.wait_all; fence.proxy.async;")
-    np.testing.assert_array_equal(target[8:].reshape(-1), buffer)
-    for waited, words in (
-        ("cp.async.wait_all;", "proxy: the bulk copy reads"),
-        ("fence.proxy.async; cp.async.wait_all;", "proxy: the bulk copy reads"),
-        ("fence.proxy.async;", "race|poison"),
-    ):
-        with pytest.raises(EmulatorError, match=words):
-            run(waited)
-
-
-# The texts themselves
-
-
-@pytest.mark.skipif(find_tool("ptxas") is None, reason="needs ptxas")
-@pytest.mark.parametrize("target", TARGETS)
-def test_the_texts_assemble(target):
-    texts = [text(LOAD + DUMP + STORE, target, rank) for rank in range(1, 6)]
-    texts += [text(INIT + PLAIN.replace("shared::cluster", TARGETS[target][1]), target)]
-    texts += [text(FILL + FENCE + BARRIER + ISSUE + READ + BARRIER + REUSE + DONE, target)]
-    texts += [text(COPIED.replace("WAITED", "cp.async.wait_all; fence.proxy.async;"), target)]
-    hinted = "mov.u64 %rd2, 0; " + LOAD.replace("{load}", f"{TMA_HINTED[target]}")
-    texts += [text(hinted, target)]
-    texts += [text("prefetch.tensormap [%from]; prefetch.param.tensormap [sink];", target)]
-    for ptx in texts:
-        Emulator(ptx)
-        assemble(ptx, target)
