@@ -27,7 +27,8 @@ class Row:
     synchronisation nor other lanes. literals: register operands may be replaced by constants.
     tied: (result, operand) pairs that want one register, because ptxas then has nothing to move.
     piecewise: ptxas makes several instructions of it on some target, and writes the first results before it has read all
-    operands (mma.sync of 8-bit floats on sm_90a, 13.0): an operand that stands at two places shares no register with a result.
+    operands (mma.sync of 8-bit floats on sm_90a, 13.0, with f32 or f16 sums): an operand that stands at two places shares no
+    register with a result.
     moves: where the printer moves tied operands that did not get their result's register: not at all if the text names both,
     else `before` the instruction (which then changes the register) or `after` it (which then touches neither).
     until: the instruction is repeated until its result, a predicate, holds; it takes no predicate of its own.

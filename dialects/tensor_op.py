@@ -55,6 +55,7 @@ if TYPE_CHECKING:
 
 POLICIES = ("f32", "f16", "hybrid")
 OVERFLOW = ("propagate", "redo")
+PARTIALS = ("", "f16", "f32")
 DEFAULT_MAX_K = 64
 
 
@@ -63,21 +64,25 @@ class AccumulateAttr(ParametrizedAttribute):
     """The accumulation policy of a contraction: part of its meaning.
 
     `f32`: every partial sum is f32. `f16`: every partial sum is f16. `hybrid`: at most `max_k` contraction elements are
-    summed in f16 before the partial is added into an f32 sum; of 8-bit operands, whose f32 sums keep few bits inside the
-    tensor cores of some targets, at most so many are summed there. `overflow`: whether an output tile whose sum is not
-    finite is computed again in f32 (`redo`) or passed on (`propagate`).
+    summed in f16 before the partial is added into an f32 sum. `overflow`: whether an output tile whose sum is not
+    finite is computed again in f32 (`redo`) or passed on (`propagate`). `partial`: the type of the partial sums of `hybrid`,
+    where operands leave a choice: those of 8 bits are summed in f32 unless it is `f16`, since what they want promotion for may
+    be the few bits that f32 sums keep inside the tensor cores of some targets, or the rate of f16 sums on others.
     """
 
     name = "tensor_op.accumulate"
     policy: StringAttr
     max_k: IntAttr
     overflow: StringAttr
+    partial: StringAttr
 
     @staticmethod
-    def get(policy: str = "f32", max_k: int | None = None, overflow: str = "propagate") -> AccumulateAttr:
+    def get(
+        policy: str = "f32", max_k: int | None = None, overflow: str = "propagate", partial: str = ""
+    ) -> AccumulateAttr:
         """The attribute from plain values; `max_k` (contraction elements) defaults to 64 for hybrid, else 0."""
-        default = DEFAULT_MAX_K if policy == "hybrid" else 0
-        return AccumulateAttr(StringAttr(policy), IntAttr(default if max_k is None else max_k), StringAttr(overflow))
+        most = (DEFAULT_MAX_K if policy == "hybrid" else 0) if max_k is None else max_k
+        return AccumulateAttr(StringAttr(policy), IntAttr(most), StringAttr(overflow), StringAttr(partial))
 
     def verify(self) -> None:
         if self.policy.data not in POLICIES:
@@ -88,12 +93,16 @@ class AccumulateAttr(ParametrizedAttribute):
             raise VerifyException(f"max_k is a positive multiple of 16 (one k-step), got {self.max_k.data}")
         if self.policy.data != "hybrid" and self.max_k.data:
             raise VerifyException("max_k belongs to the hybrid policy only")
+        if self.partial.data not in PARTIALS:
+            raise VerifyException(f"partial is f16 or f32, got '{self.partial.data}'")
+        if self.policy.data != "hybrid" and self.partial.data:
+            raise VerifyException("partial belongs to the hybrid policy only")
 
     @classmethod
     def parse_parameters(cls, parser: AttrParser) -> Sequence[Attribute]:
         with parser.in_angle_brackets():
             policy = parser.parse_identifier()
-            max_k, overflow = (DEFAULT_MAX_K if policy == "hybrid" else 0), "propagate"
+            max_k, overflow, partial = (DEFAULT_MAX_K if policy == "hybrid" else 0), "propagate", ""
             while parser.parse_optional_punctuation(",") is not None:
                 key = parser.parse_identifier()
                 parser.parse_punctuation("=")
@@ -101,9 +110,11 @@ class AccumulateAttr(ParametrizedAttribute):
                     max_k = parser.parse_integer(allow_boolean=False, allow_negative=False)
                 elif key == "overflow":
                     overflow = parser.parse_identifier()
+                elif key == "partial":
+                    partial = parser.parse_identifier()
                 else:
-                    parser.raise_error(f"accumulate has no field '{key}'; its fields are max_k and overflow")
-        return (StringAttr(policy), IntAttr(max_k), StringAttr(overflow))
+                    parser.raise_error(f"accumulate has no field '{key}'; its fields are max_k, overflow and partial")
+        return (StringAttr(policy), IntAttr(max_k), StringAttr(overflow), StringAttr(partial))
 
     def print_parameters(self, printer: Printer) -> None:
         text = self.policy.data
@@ -111,6 +122,8 @@ class AccumulateAttr(ParametrizedAttribute):
             text += f", max_k = {self.max_k.data}"
         if self.overflow.data != "propagate":
             text += f", overflow = {self.overflow.data}"
+        if self.partial.data:
+            text += f", partial = {self.partial.data}"
         printer.print_string(f"<{text}>")
 
 
@@ -130,24 +143,27 @@ K_MAJOR_ONLY = "8-bit operands are read K-major only: store A as M x K, and B as
 """Neither `ldmatrix` nor `wgmma` transposes elements of 8 bits."""
 
 
-def partial_sum_type(operand: Attribute) -> Float16Type | Float32Type:
-    """The element type of the hybrid policy's partial sums: f16, or f32 where operands have 8 bits."""
-    return Float32Type() if isinstance(operand, EIGHT_BITS) else Float16Type()
+def partial_sum_type(policy: AccumulateAttr, operand: Attribute) -> Float16Type | Float32Type:
+    """The element type of the hybrid policy's partial sums: f16, or f32 where operands have 8 bits and it asks for no other."""
+    wide = isinstance(operand, EIGHT_BITS) and policy.partial.data != "f16"
+    return Float32Type() if wide else Float16Type()
 
 
 def policy_problem(policy: AccumulateAttr, operand: Attribute) -> str | None:
     """A sentence about why products of these operands cannot be summed by a policy, or None.
 
-    bf16 and 8-bit products have no f16 accumulator; partial sums of 8-bit operands are whole products, and f32.
+    bf16 products have no f16 accumulator; partial sums of f16 operands are f16, and those of 8-bit ones are whole products.
     """
     name, max_k = policy.policy.data, policy.max_k.data
-    if name == "f32" or isinstance(operand, Float16Type):
+    if name == "f32":
         return None
-    if name != "hybrid" or not isinstance(operand, EIGHT_BITS):
+    if isinstance(operand, Float16Type):
+        return f"partial sums of {operand} are f16; leave out partial = f32" if policy.partial.data == "f32" else None
+    if not isinstance(operand, EIGHT_BITS):
         return f"accumulate<{name}> needs f16 operands, got {operand}"
     if max_k % EIGHT_BIT_STEP:
         return f"products of {operand} take {EIGHT_BIT_STEP} elements of K at once; max_k is a multiple of that, got {max_k}"
-    if policy.overflow.data == "redo":
+    if policy.overflow.data == "redo" and isinstance(partial_sum_type(policy, operand), Float32Type):
         return f"sums of {operand} are f32 and do not overflow as f16 ones do; leave out overflow = redo"
     return None
 

@@ -157,6 +157,9 @@ _MMA_SYNC: tuple[tuple[str, int, int, int, Layout, Layout, str, str, str, int, f
     # With an identity as b it adds an f16 partial sum (as a) to f32 accumulators: one instruction to promote an atom.
     ("m16n8k8", 16, 8, 8, _A_16x8, _B_8x8, "f16", "f16", "f32", 75, 0),
     *(("m16n8k32", 16, 8, 32, _A_16x32, _B_8x32, a, b, "f32", 89, 8.4) for a in PTX_F8 for b in PTX_F8),
+    # Twice the rate of f32 sums on GeForce dies. ptxas 13.0 makes one QMMA of it on sm_89 and sm_120a; on sm_90a operands are
+    # unpacked to f16, and the sum of two HMMA is added to c by HADD2.
+    *(("m16n8k32", 16, 8, 32, _A_16x32, _B_8x32, a, b, "f16", 89, 8.7) for a in PTX_F8 for b in PTX_F8),
 )
 
 ATOMS: tuple[Atom, ...] = tuple(

@@ -17,7 +17,14 @@ from emmy.chained_schedules import CHAINED_ROWS, table_row
 from emmy.dialects import async_copy, tile
 from emmy.dialects.async_copy_rings import ring_name
 from emmy.dialects.common import DYNAMIC
-from emmy.dialects.tensor_op import EIGHT_BITS, CompositeOp, MatmulOp, accumulation_policy, tensor_type
+from emmy.dialects.tensor_op import (
+    EIGHT_BITS,
+    CompositeOp,
+    MatmulOp,
+    accumulation_policy,
+    partial_sum_type,
+    tensor_type,
+)
 from emmy.dialects.tile import ScheduleAttr
 from emmy.errors import SourceLocation
 from emmy.locations import location_of
@@ -109,9 +116,9 @@ def _table_reason(op: MatmulOp, schedule: Schedule, options: Options) -> str:
 
 def _row_of(op: MatmulOp, schedule: Schedule, options: Options, why: str = "") -> str:
     """The row of the table, why it is chosen, and what options replaced."""
-    hybrid = accumulation_policy(op).policy.data == "hybrid"
-    eight_bits = isinstance(tensor_type(op.a).element_type, EIGHT_BITS)
-    rows = TABLES[eight_bits, hybrid][options.target]
+    policy, operand = accumulation_policy(op), tensor_type(op.a).element_type
+    hybrid, eight_bits = policy.policy.data == "hybrid", isinstance(operand, EIGHT_BITS)
+    rows = TABLES[eight_bits, partial_sum_type(policy, operand).bitwidth if hybrid else 0][options.target]
     replaced = [name for name, _ in options.schedule]
     kept = [f.name for f in fields(Schedule) if f.name not in replaced]
     matching = [

@@ -94,15 +94,15 @@ def _round_up(number: int, step: int) -> int:
     return -(-number // step) * step
 
 
-def least_registers(schedule: Schedule, f16_sums: bool = False, partial_sums: bool = False) -> int:
+def least_registers(schedule: Schedule, f16_sums: bool = False, partial_bits: int = 0) -> int:
     """32-bit registers that a thread of a product cannot do without: accumulators, one set of fragments, addresses.
 
-    `partial_sums`: whether they are added up from others; those of warpgroups are a whole accumulator more.
+    `partial_bits`: of the partial sums that they are added up from, 0 if there are none; those of warpgroups are whole.
     """
     rows, columns = (schedule.block[axis] // schedule.warps[axis] for axis in (0, 1))
     accumulators = rows * columns // (64 if f16_sums else 32)
-    if partial_sums and schedule.atom == WARPGROUP_ATOM:
-        accumulators *= 2
+    if schedule.atom == WARPGROUP_ATOM:
+        accumulators += rows * columns * partial_bits // 1024
     operands = 0 if schedule.atom == WARPGROUP_ATOM else (rows + columns) * 16 // 64
     return accumulators + operands + ADDRESS_REGISTERS
 
@@ -156,11 +156,12 @@ def problem_on_target(
     epilogue: Epilogue = Epilogue(),
     f16_sums: bool = False,
     operand_bytes: int = 2,
-    partial_sums: bool = False,
+    partial_bits: int = 0,
 ) -> str | None:
     """One sentence about why a target cannot run a product with this schedule, or None.
 
-    `f16_sums`: whether accumulators are f16. `operand_bytes`: of an element. `partial_sums`: whether the policy is hybrid.
+    `f16_sums`: whether accumulators are f16. `operand_bytes`: of an element. `partial_bits`: of the partial sums of
+    the hybrid policy, 0 for others.
     """
     if schedule.splits:
         return f"splits is for two products in a row, where it is a number of CTAs; this is one product, got {schedule.splits}"
@@ -182,7 +183,7 @@ def problem_on_target(
         return f"transport = tma needs sm_90 or later, and the target is {target.name}; use cp_async"
     needed = shared_bytes(replace(schedule, transport=transport_on(schedule, target)), epilogue, operand_bytes)
     columns = schedule.block[1] // schedule.warps[1] // (2 if f16_sums else 1)
-    return problem_with_limits(schedule, target, needed, least_registers(schedule, f16_sums, partial_sums), columns)
+    return problem_with_limits(schedule, target, needed, least_registers(schedule, f16_sums, partial_bits), columns)
 
 
 INSTRUCTION_REGISTERS = 30

@@ -224,6 +224,23 @@ EIGHT_BIT_HYBRID_CANDIDATES: dict[str, tuple[Candidate, ...]] = {
 """The same for sums of the hybrid policy."""
 
 
+# With partial sums of f16 registers are those of f16 operands, whose k-steps have as many bytes; and of warpgroups' 256 columns
+# they are 64 beside 128. None of these is timed: rates are those of the tables that they come from.
+EIGHT_BIT_F16_HYBRID_CANDIDATES: dict[str, tuple[Candidate, ...]] = {
+    "sm_89": tuple(map(_eight_bits, HYBRID_CANDIDATES["sm_89"])),
+    "sm_90a": (
+        *(
+            replace(c, rate=0.9 * c.rate)
+            for c in EIGHT_BIT_CANDIDATES["sm_90a"]
+            if c.schedule.atom == WARPGROUP_ATOM and c.schedule.block[1] <= 256 and c.schedule.split_k == 1
+        ),
+        *_transported("sm_90a", _EIGHT_BIT_HYBRID),
+    ),
+    "sm_120a": tuple(map(_eight_bits, HYBRID_CANDIDATES["sm_120a"])),
+}
+"""The same where partial sums are f16."""
+
+
 @dataclass(frozen=True)
 class Spill:
     """Kernels that ptxas was seen to spill, in some layout of the operands: the table's choice is another row there.
@@ -293,12 +310,13 @@ NO_EPILOGUE = Epilogue()
 
 
 TABLES = {
-    (False, False): CANDIDATES,
-    (False, True): HYBRID_CANDIDATES,
-    (True, False): EIGHT_BIT_CANDIDATES,
-    (True, True): EIGHT_BIT_HYBRID_CANDIDATES,
+    (False, 0): CANDIDATES,
+    (False, 16): HYBRID_CANDIDATES,
+    (True, 0): EIGHT_BIT_CANDIDATES,
+    (True, 32): EIGHT_BIT_HYBRID_CANDIDATES,
+    (True, 16): EIGHT_BIT_F16_HYBRID_CANDIDATES,
 }
-"""Whether operands have 8 bits, and whether sums are hybrid -> the table."""
+"""Whether operands have 8 bits, and bits of the partial sums of the hybrid policy, 0 for others -> the table."""
 
 
 def as_it_is(schedule: Schedule) -> Schedule:
@@ -338,9 +356,9 @@ class Product:
 
     `m`, `n`: rows and columns of the result; `batch`: number of products; `k`: the contraction, of which whole tiles are
     multiplied; None for what is known at run time only.
-    `partial`: contraction elements that are summed in f16 at most, under the hybrid policy, else 0. `asked`: sets the fields
-    that are not left to the table; a candidate must be legal, and keep within registers (`SPILLS`), with them. `wide`:
-    whether rows of the operands are known to be whole units of 16 bytes. `f16_sums`: whether accumulators are f16.
+    `partial`: contraction elements of a partial sum at most, under the hybrid policy, else 0; `partial_bits`: of such a sum.
+    `asked`: sets the fields that are not left to the table; a candidate must be legal, and keep within registers (`SPILLS`), with
+    them. `wide`: whether rows of the operands are known to be whole units of 16 bytes. `f16_sums`: whether accumulators are f16.
     `eight_bits`: whether operands have 8 bits, or 16.
     """
 
@@ -354,13 +372,19 @@ class Product:
     f16_sums: bool = False
     k: int | None = None
     eight_bits: bool = False
+    partial_bits: int = 16
+
+    @property
+    def held_bits(self) -> int:
+        """Of the partial sums, 0 if there are none."""
+        return self.partial_bits if self.partial else 0
 
     def fits(self, schedule: Schedule, target: Target) -> bool:
         """Whether the target can run it."""
         operand_bytes = 1 if self.eight_bits else 2
         return (
             schedule.problem()
-            or problem_on_target(schedule, target, self.epilogue, self.f16_sums, operand_bytes, self.partial > 0)
+            or problem_on_target(schedule, target, self.epilogue, self.f16_sums, operand_bytes, self.held_bits)
         ) is None
 
     def complete(self, schedule: Schedule) -> Schedule:
@@ -375,7 +399,7 @@ class Product:
 
     def rows(self, target: Target) -> list[Candidate]:
         """The rows of the table for products of this kind."""
-        candidates = TABLES[self.eight_bits, self.partial > 0][target.name]
+        candidates = TABLES[self.eight_bits, self.held_bits][target.name]
         # A row is about its atom: with another one it would be another row. What TMA cannot move, wgmma does not read.
         atoms = [c for c in candidates if self.wide or c.schedule.atom != WARPGROUP_ATOM]
         # And a row that splits K is about its tile.

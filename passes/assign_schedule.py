@@ -23,7 +23,7 @@ from math import prod
 from typing import Any, cast
 
 from xdsl.context import Context
-from xdsl.dialects.builtin import AnyFloat, ArrayAttr, Float16Type, ModuleOp
+from xdsl.dialects.builtin import AnyFloat, ArrayAttr, ModuleOp
 from xdsl.dialects.func import FuncOp
 from xdsl.ir import Operation, SSAValue
 from xdsl.passes import ModulePass
@@ -189,7 +189,7 @@ class AssignSchedule(ModulePass):
                     epilogue,
                     policy.policy.data == "f16",
                     _bytes(matmul.a),
-                    policy.policy.data == "hybrid",
+                    _partial_bits(policy, matmul),
                 )
                 or _problem_with_atom(one, matmul, policy, target)
             )
@@ -217,6 +217,7 @@ class AssignSchedule(ModulePass):
             eight_bits=_bytes(matmul.a) == 1,
         )
 
+            partial_bits=_partial_bits(policy, matmul),
     def assign_chain(self, op: CompositeOp, target: Target) -> None:
         """The same for the products of a composite."""
         chain, pinned = op.chain(), op.attributes.get(SCHEDULE)
@@ -259,13 +260,14 @@ def _problem_with_atom(schedule: Schedule, matmul: MatmulOp, policy: AccumulateA
     """The target has the atom for these types; promotion happens at least as often as the policy wants."""
     a, b = (tensor_type(operand).element_type for operand in (matmul.a, matmul.b))
     try:
-        accumulator = "f32" if policy.policy.data == "f32" else str(partial_sum_type(a))
+        bits = _partial_bits(policy, matmul)
+        accumulator = f"f{bits}" if bits else policy.policy.data
         atom = schedule.fragment_atom_of(8 * _bytes(matmul.a))
         get_atom(atom, str(a), accumulator, target.name, b_dtype=str(b))
     except EmmyError as error:
         return error.message
-    halves = policy.policy.data == "hybrid" and isinstance(partial_sum_type(a), Float16Type)
-    problem = problem_with_warpgroups(schedule, target, halves)
+    hybrid = policy.policy.data == "hybrid" and not isinstance(a, EIGHT_BITS)
+    problem = problem_with_warpgroups(schedule, target, hybrid)
     if problem is not None:
         return problem
     if schedule.split_k > 1 and policy.policy.data != "f32":
@@ -279,6 +281,12 @@ def _problem_with_atom(schedule: Schedule, matmul: MatmulOp, policy: AccumulateA
 
 def _static(sizes: Sequence[int]) -> int | None:
     """The product of sizes, or None if one is known at run time only."""
+def _partial_bits(policy: AccumulateAttr, matmul: MatmulOp) -> int:
+    """Of the partial sums of the hybrid policy, 0 under another one."""
+    operand = tensor_type(matmul.a).element_type
+    return partial_sum_type(policy, operand).bitwidth if policy.policy.data == "hybrid" else 0
+
+
     return None if DYNAMIC in sizes else prod(sizes)
 
 

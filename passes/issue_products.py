@@ -35,7 +35,7 @@ class IssueProducts(ModulePass):
     all others are whole. `mma.wait` stands before anything else that uses a group's sum, before the release of a slot that it
     reads, and before other effects; newer groups stay pending. So sums in flight are touched by nothing (`mma.issue` verifies
     it). A product whose operand b is not in shared memory (of a tile that is computed again) stays an `mma.mma`.
-    Hybrid sums that `split-accumulation` has not split are an EmmyError; partial sums of 8-bit operands are sums like others.
+    Hybrid sums that `split-accumulation` has not split are an EmmyError; partial sums are sums like others.
 
     Before:                                                 After:
         %x = mma.load %s["a"][%row, %c0]                        %x = mma.load %s["a"][%row, %c0] in_place

@@ -42,10 +42,10 @@ class SplitAccumulation(ModulePass):
 
     Guarantees: of consecutive k-steps (a chain of `mma.mma`, each adding to the one before), at most `promote` contraction
     elements (by default the schedule's `promote`, else the policy's `max_k`) are summed in f16, from zero, before
-    `mma.promote` adds them into the f32 sum. Partial sums of 8-bit operands are f32, too: what they are short of is bits
-    inside the tensor cores. Where a loop body holds fewer than half of them and the registers suffice, the
-    partial sum is carried through the loop and promoted every so many iterations, and once behind the loop; else it ends
-    with the body: more often, never less. Loads cross no op that moves or waits for data.
+    `mma.promote` adds them into the f32 sum. Partial sums of 8-bit operands are f32, too, unless the policy says
+    `partial = f16`: what they are short of is bits inside the tensor cores. Where a loop body holds fewer than half of them and
+    the registers suffice, the partial sum is carried through the loop and promoted every so many iterations, and once behind the
+    loop; else it ends with the body: more often, never less. Loads cross no op that moves or waits for data.
 
     `order` (by default the schedule's `partials`) is how products follow each other inside a partial, which decides what is
     in registers at once:
@@ -189,7 +189,7 @@ class Splitter:
         self.type = cast(mma.FragmentType, chain[0].c.type)
         policy, a = chain[0].accumulate, cast(mma.FragmentType, chain[0].a.type)
         assert policy is not None
-        self.partial: AnyFloat = partial_sum_type(a.element_type)
+        self.partial: AnyFloat = partial_sum_type(policy, a.element_type)
         each_register = 32 // self.partial.bitwidth
         depth, limit = a.get_shape()[1], policy.max_k.data
         if depth > limit:

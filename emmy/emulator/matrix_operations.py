@@ -3,7 +3,8 @@
 An mma computes all its products and sums in float64, adds the accumulator and rounds once (to nearest) to the
 accumulator's type. Products of 16- and 8-bit floats are exact there. Hardware truncates in between, so results agree bit
 for bit whenever every partial sum is representable (small integers), and within an ulp or so of the k-step otherwise; sums of
-8-bit floats keep far fewer bits on some chips (about 14 on Hopper) than they do here.
+8-bit floats keep far fewer bits on some chips (about 14 on Hopper) than they do here, and f16 sums of them are rounded more
+than once: ptxas 13.0 makes two HMMA of an m16n8k32 product on sm_90a, whose sum it adds to c by HADD2 (3 roundings, here 1).
 """
 
 from __future__ import annotations
@@ -123,6 +124,8 @@ def decode_stmatrix(spelling: Spelling) -> Operation:
     return Operation("stmatrix", bind, destinations=0, collective=True, shared_bytes=16)
 
 
+_F8 = ("e4m3", "e5m2")
+
 # mma.sync: (shape, accumulator, type of A, type of B); D and C have one type
 _ATOMS = {
     ("m16n8k16", "f32", "f16", "f16"),
@@ -131,7 +134,7 @@ _ATOMS = {
     ("m16n8k8", "f32", "f16", "f16"),
     ("m16n8k8", "f16", "f16", "f16"),
     ("m16n8k8", "f32", "bf16", "bf16"),
-    *(("m16n8k32", "f32", a, b) for a in ("e4m3", "e5m2") for b in ("e4m3", "e5m2")),
+    *((k, c, a, b) for k in ("m16n8k16", "m16n8k32") for c in ("f32", "f16") for a in _F8 for b in _F8),
 }
 
 
@@ -154,10 +157,11 @@ def decode_mma(spelling: Spelling) -> Operation:
     d_type, a_type, b_type, c_type = (spelling.type("f16", "bf16", "f32", "e4m3", "e5m2") for _ in range(4))
     if d_type != c_type or (shape, d_type.name, a_type.name, b_type.name) not in _ATOMS:
         spelling.fail(f"the emulator has no atom {shape} with these types")
-    if shape == "m16n8k32":
-        spelling.available((8, 4), 89)
+    if a_type.name in _F8:
+        newer = shape == "m16n8k16" or d_type.name == "f16"
+        spelling.available((8, 7) if newer else (8, 4), 89)
     spelling.finish(4)
-    steps = 1 if shape == "m16n8k8" else 2
+    steps = int(shape.removeprefix("m16n8k")) * a_type.bytes // 16
     sums = 4 if d_type.name == "f32" else 2
     d, a, b, c = (spelling.vector(o, n) for o, n in zip(spelling.operands, (sums, 2 * steps, steps, sums), strict=True))
     for operand in (*d, *a, *b, *c):

@@ -15,6 +15,9 @@ Array = NDArray[Any]
 K_STEP = 16
 """Contraction elements of one 16-bit atom: an f16 sum is rounded once a k-step, as the tensor cores do."""
 
+EIGHT_BIT_K_STEP = 32
+"""The same of an 8-bit atom."""
+
 
 _F16_VALUES: Array = np.arange(2**16, dtype=np.uint16).view(np.float16).astype(np.float32)
 _F8_VALUES: dict[np.dtype[Any], Array] = {
@@ -37,31 +40,31 @@ def contract(
     """`total` + a @ b in the dtype of `total` (f32, or f16 under the f16 policy); a is [.., M, K], b [.., K, N], both f32.
 
     `step`: contraction elements that an f32 sum takes at once. `eight_bits`: whether operands were; the hybrid policy's partial
-    sums are f32 then. Policies whose sums are f16 round after each k-step; under `redo` a partial sum that is not finite is
-    replaced by that of f32.
+    sums are f32 then, unless it says `partial = f16`. Policies whose sums are f16 round after each k-step; under `redo` a
+    partial sum that is not finite is replaced by that of f32.
     """
-    name, depth = policy.policy.data, a.shape[-1]
+    name, depth, k_step = policy.policy.data, a.shape[-1], EIGHT_BIT_K_STEP if eight_bits else K_STEP
     if name == "f32":
         for k in range(0, depth, step):
             total = total + a[..., k : k + step] @ b[..., k : k + step, :]
         return total
     if name == "f16":
-        return _sum_f16(total, a, b)
+        return _sum_f16(total, a, b, k_step)
     for k in range(0, depth, policy.max_k.data):
         part = slice(k, k + policy.max_k.data)
-        if eight_bits:
+        if eight_bits and policy.partial.data != "f16":
             total = total + a[..., part] @ b[..., part, :]
             continue
-        partial = _sum_f16(np.zeros(total.shape, np.float16), a[..., part], b[..., part, :]).astype(np.float32)
+        partial = _sum_f16(np.zeros(total.shape, np.float16), a[..., part], b[..., part, :], k_step).astype(np.float32)
         if policy.overflow.data == "redo" and not np.isfinite(partial).all():
             partial = np.where(np.isfinite(partial), partial, a[..., part] @ b[..., part, :])
         total = total + partial
     return total
 
 
-def _sum_f16(total: Array, a: Array, b: Array) -> Array:
-    for k in range(0, a.shape[-1], K_STEP):
-        product = a[..., k : k + K_STEP] @ b[..., k : k + K_STEP, :]
+def _sum_f16(total: Array, a: Array, b: Array, step: int) -> Array:
+    for k in range(0, a.shape[-1], step):
+        product = a[..., k : k + step] @ b[..., k : k + step, :]
         total = (total.astype(np.float32) + product).astype(np.float16)
     return total
 

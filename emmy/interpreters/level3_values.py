@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from emmy.elementwise import ELEMENTWISE
-from emmy.interpreters.contraction import K_STEP, reduce_axis, to_f32
+from emmy.interpreters.contraction import EIGHT_BIT_K_STEP, K_STEP, reduce_axis, to_f32
 from emmy.interpreters.host import grid_offsets
 from emmy.interpreters.level3_memory import read_box, write_box
 
@@ -20,11 +20,12 @@ HALVES = (np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16))
 
 
 def mma_value(a: Array, b: Array, c: Array) -> Array:
-    """`c + a @ b.T` in steps of 16 along K; products and the sum of a step in f32."""
+    """`c + a @ b.T` in the k-steps of an atom, of 32 elements of 8 bits or 16 others; products and the sum of a step in f32."""
     left, right = to_f32(a), to_f32(b)
+    step = EIGHT_BIT_K_STEP if a.dtype.itemsize == 1 else K_STEP
     with np.errstate(all="ignore"):
-        for k in range(0, a.shape[1], K_STEP):
-            c = (c.astype(np.float32) + left[:, k : k + K_STEP] @ right[:, k : k + K_STEP].T).astype(c.dtype)
+        for k in range(0, a.shape[1], step):
+            c = (c.astype(np.float32) + left[:, k : k + step] @ right[:, k : k + step].T).astype(c.dtype)
     return c
 
 

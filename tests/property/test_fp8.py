@@ -99,6 +99,12 @@ sizes = st.one_of(st.sampled_from((1, 8, 63, 64, 65)), st.integers(1, 150))
 depths = st.one_of(st.sampled_from((0, 1, 16, 31, 32, 33, 128, 129)), st.integers(1, 300))
 
 
+POLICIES = (
+    *("f32", "hybrid, max_k = 32", "hybrid, max_k = 64", "hybrid, max_k = 256"),
+    *("f16", *(f"hybrid, max_k = {most}, partial = f16" for most in (32, 64, 128, 256))),
+)
+
+
 @st.composite
 def products(draw: st.DrawFn) -> Product:
     dynamic = draw(st.booleans())
@@ -112,7 +118,7 @@ def products(draw: st.DrawFn) -> Product:
         a=draw(st.sampled_from(sorted(DTYPES))),
         b=draw(st.sampled_from(sorted(DTYPES))),
         result=draw(st.sampled_from(("f16", "bf16", "f32"))),
-        policy=draw(st.sampled_from(("f32", "hybrid, max_k = 32", "hybrid, max_k = 64", "hybrid, max_k = 256"))),
+        policy=draw(st.sampled_from(POLICIES)),
         scales=draw(st.sampled_from(sorted(SCALES))),
         dynamic=dynamic,
         batch=draw(st.sampled_from(((), (), (2,)))),
@@ -140,6 +146,7 @@ SCHEDULES = st.one_of(
                 "transport": st.sampled_from(("auto", "cp_async", "plain")),
                 "roles": st.sampled_from(("unified", "specialized")),
                 "partials": st.sampled_from(("auto", "slices", "steps")),
+                "promotion": st.sampled_from(("auto", "convert", "identity")),
             }
         ),
     ),
@@ -303,11 +310,12 @@ def test_refusals_are_one_sentence_with_a_place(what: str):
 
 
 def test_a_modules_policy_holds_where_it_can():
-    """`hybrid` of a module promotes 8-bit sums too; what they cannot follow leaves them at f32, and the kernel says so."""
+    """`hybrid` of a module promotes 8-bit sums too, `f16` is theirs; what they cannot follow leaves them at f32, and the kernel
+    says so."""
     text = DENSE.replace(" accumulate<f32>", "")
     assert promotions(emmy.compile(text, "sm_89", accumulate="hybrid")) > 0
-    for policy, word in (("f16", "needs f16 operands"), ("hybrid, max_k = 48", "32 elements of K at once")):
-        module = emmy.compile(text, "sm_89", accumulate=policy)
-        assert promotions(module) == 0
-        (remark,) = (kernel["remark"] for kernel in module.portable_artefact.kernels.values())
-        assert word in remark
+    assert ".f16.e4m3.e5m2.f16 " in emmy.compile(text, "sm_89", accumulate="f16").ptx
+    module = emmy.compile(text, "sm_89", accumulate="hybrid, max_k = 48")
+    assert promotions(module) == 0
+    (remark,) = (kernel["remark"] for kernel in module.portable_artefact.kernels.values())
+    assert "32 elements of K at once" in remark

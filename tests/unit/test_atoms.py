@@ -77,7 +77,7 @@ def test_registers_and_spelling():
         ("m16n8k16", "f16", "f16"),
         ("m16n8k16", "bf16", "f32"),
         ("m16n8k8", "f16", "f32"),
-        *(("m16n8k32", a, "f32") for a in PTX_F8 for _ in PTX_F8),
+        *(("m16n8k32", a, sums) for sums in ("f32", "f16") for a in PTX_F8 for _ in PTX_F8),
     ]
     assert [(a.a.registers, a.b.registers, a.c.registers) for a in ATOMS] == [
         (4, 2, 4),
@@ -85,6 +85,7 @@ def test_registers_and_spelling():
         (4, 2, 4),
         (2, 1, 4),
         *[(4, 2, 4)] * 4,
+        *[(4, 2, 2)] * 4,
     ]
     assert [a.ptx for a in ATOMS] == [
         "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32",
@@ -95,6 +96,10 @@ def test_registers_and_spelling():
         "mma.sync.aligned.m16n8k32.row.col.f32.e4m3.e5m2.f32",
         "mma.sync.aligned.m16n8k32.row.col.f32.e5m2.e4m3.f32",
         "mma.sync.aligned.m16n8k32.row.col.f32.e5m2.e5m2.f32",
+        "mma.sync.aligned.m16n8k32.row.col.f16.e4m3.e4m3.f16",
+        "mma.sync.aligned.m16n8k32.row.col.f16.e4m3.e5m2.f16",
+        "mma.sync.aligned.m16n8k32.row.col.f16.e5m2.e4m3.f16",
+        "mma.sync.aligned.m16n8k32.row.col.f16.e5m2.e5m2.f16",
     ]
     assert all(a.issue == "warp" and not a.asynchronous for a in ATOMS)
 
@@ -107,7 +112,8 @@ def test_get_atom():
         (("m16n8k16", "f64", "f64"), "has no f64 operands; it takes f16, bf16"),
         (("m16n8k64", "f16", "f32"), "there is no atom m16n8k64; known atoms are m16n8k16, m16n8k8, m16n8k32"),
         (("m16n8k16", "f8E5M2", "f32"), "has no f8E5M2 operands; it takes f16, bf16; m16n8k32 has them"),
-        (("m16n8k32", "f8E5M2", "f16"), "with f8E5M2 operands has no f16 accumulator; it accumulates in f32"),
+        (("m16n8k32", "f8E5M2", "bf16"), "with f8E5M2 operands has no bf16 accumulator; it accumulates in f32 or f16"),
+        (("m16n8k32", "f8E5M2", "f16", "sm_80"), "target sm_80 does not have atom m16n8k32 .* needs sm_89 or newer"),
         (("m16n8k32", "f8E5M2", "f32", "sm_80"), "target sm_80 does not have atom m16n8k32 .* needs sm_89 or newer"),
         (("m16n8k16", "f16", "f32", "sm_75"), "target sm_75 does not have atom m16n8k16 .* sm_80 or newer"),
         (("m16n8k16", "f16", "f32", "hopper"), "'hopper' is not the name of a target"),

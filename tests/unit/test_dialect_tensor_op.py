@@ -6,7 +6,7 @@ from emmy.dialects.common import MapKind
 from emmy.dialects.tensor_op import AccumulateAttr, MatmulOp, accumulation_policy
 from emmy.elementwise import ELEMENTWISE
 from emmy.errors import EmmyError
-from emmy.ir import parse_module, print_module, verify_module
+from emmy.ir import parse_attribute, parse_module, print_module, verify_module
 
 WELL_FORMED = [
     "%r = tensor_op.matmul %a, %b : (tensor<?x3840xf16>, tensor<3840x64xf16>) -> tensor<?x64xf16>",
@@ -44,8 +44,20 @@ MALFORMED = [
         "matmul of f8E4M3FN and f8E5M2 gives f16, bf16 or f32, got f8E5M2",
     ),
     (
-        MATMUL + "accumulate<f16> : (tensor<4x8xf8E5M2>, tensor<8x4xf8E5M2>) -> tensor<4x4xf16>",
-        "accumulate<f16> needs f16 operands, got f8E5M2",
+        MATMUL + "accumulate<f16> : (tensor<4x8xbf16>, tensor<8x4xbf16>) -> tensor<4x4xf32>",
+        "accumulate<f16> needs f16 operands, got bf16",
+    ),
+    (
+        MATMUL + "accumulate<hybrid, partial = f32> : (tensor<4x8xf16>, tensor<8x4xf16>) -> tensor<4x4xf16>",
+        "partial sums of f16 are f16; leave out partial = f32",
+    ),
+    (
+        MATMUL + "accumulate<f16, partial = f16> : (tensor<4x8xf8E5M2>, tensor<8x4xf8E5M2>) -> tensor<4x4xf16>",
+        "partial belongs to the hybrid policy only",
+    ),
+    (
+        MATMUL + "accumulate<hybrid, partial = bf16> : (tensor<4x8xf16>, tensor<8x4xf16>) -> tensor<4x4xf16>",
+        "partial is f16 or f32, got 'bf16'",
     ),
     (
         MATMUL + "accumulate<hybrid, max_k = 48> : (tensor<4x8xf8E5M2>, tensor<8x4xf8E5M2>) -> tensor<4x4xf16>",
@@ -80,7 +92,7 @@ MALFORMED = [
     ),
     (
         MATMUL + "accumulate<hybrid, depth = 3> : (tensor<4x8xf16>, tensor<8x4xf16>) -> tensor<4x4xf16>",
-        "accumulate has no field 'depth'; its fields are max_k and overflow",
+        "accumulate has no field 'depth'; its fields are max_k, overflow and partial",
     ),
     ("%r = tensor_op.map add %a : (tensor<4xf16>) -> tensor<4xf16>", "map add takes 2 operand(s), got 1"),
     ("%r = tensor_op.map neg %a, %b : (tensor<4xf16>, tensor<4xf16>) -> tensor<4xf16>", "takes 1 operand(s), got 2"),
@@ -130,6 +142,9 @@ def test_defaults_of_a_policy_are_not_printed():
         "#tensor_op.accumulate<hybrid, max_k = 64, overflow = redo>"
     )
     assert str(AccumulateAttr.get()) == "#tensor_op.accumulate<f32>"
+    half = AccumulateAttr.get("hybrid", partial="f16")
+    assert str(half) == "#tensor_op.accumulate<hybrid, max_k = 64, partial = f16>"
+    assert parse_attribute(str(half)) == half
 
 
 def policies(attributes: str) -> list[str]:

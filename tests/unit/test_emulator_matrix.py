@@ -11,10 +11,10 @@ from emmy.emulator import Emulator, EmulatorError, Uninitialised
 BF16 = ml_dtypes.bfloat16
 
 
-def kernel(body: str) -> Emulator:
+def kernel(body: str, version: str = "8.7") -> Emulator:
     """A kernel of (in, out): %t thread, %l lane, %w warp, %smem the shared array."""
     return Emulator(f"""
-.version 8.4
+.version {version}
 .target sm_90
 .address_size 64
 .visible .entry k(.param .u64 in, .param .u64 out)
@@ -139,7 +139,8 @@ ATOMS = [
     ("m16n8k8", "f32", "f16", "f16"),
     ("m16n8k8", "f16", "f16", "f16"),
     ("m16n8k8", "f32", "bf16", "bf16"),
-    *(("m16n8k32", "f32", a, b) for a in ("e4m3", "e5m2") for b in ("e4m3", "e5m2")),
+    *(("m16n8k32", sums, a, b) for sums in ("f32", "f16") for a in ("e4m3", "e5m2") for b in ("e4m3", "e5m2")),
+    *(("m16n8k16", sums, "e4m3", "e5m2") for sums in ("f32", "f16")),
 ]
 DTYPES = {"f16": np.float16, "bf16": BF16, "e4m3": ml_dtypes.float8_e4m3fn, "e5m2": ml_dtypes.float8_e5m2}
 
@@ -227,10 +228,17 @@ def test_unknown_atoms_are_rejected():
         "m16n8k16.row.col.f16.bf16.bf16.f16",
         "m16n8k16.row.col.f32.f16.bf16.f32",
         "m16n8k4.row.col.f32.f16.f16.f32",
-        "m16n8k32.row.col.f16.e4m3.e4m3.f16",
+        "m16n8k8.row.col.f16.e4m3.e4m3.f16",
         "m16n8k32.row.col.f32.e4m3.f16.f32",
     ):
         with pytest.raises(EmulatorError, match=r"no atom|missing"):
             kernel(
                 f"mma.sync.aligned.{spelling} {{%r0,%r1,%r2,%r3}}, {{%r4,%r5,%r6,%r7}}, {{%r8,%r9}}, {{%r0,%r1,%r2,%r3}};"
             )
+
+
+@pytest.mark.parametrize("spelling", ["m16n8k32.row.col.f16.e4m3.e4m3.f16", "m16n8k16.row.col.f32.e4m3.e4m3.f32"])
+def test_products_of_8_bits_that_came_with_8_7(spelling):
+    """ptxas 13.0: "requires PTX ISA .version 8.7 or later"; sums in f32 of 32 elements are older."""
+    with pytest.raises(EmulatorError, match=r"mma needs .version 8.7 and .target sm_89 or later, the text has 8.6"):
+        kernel(f"mma.sync.aligned.{spelling} {{%r0}}, {{%r1}}, {{%r2}}, {{%r0}};", version="8.6")

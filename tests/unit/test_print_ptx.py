@@ -268,6 +268,21 @@ def test_results_of_a_piecewise_product_change_no_operand_that_is_read_again():
     assert whole[0] == zeros[0]
 
 
+def test_results_of_a_piecewise_product_of_f16_sums_change_none_either():
+    """ptxas 13.0 adds c last on sm_90a, `HADD2 R4, R4, c0` before it reads c1: that were R4, had %a the register of %zero."""
+    body = """
+      %zero = ptx.constant 0 : i32
+      %a, %b = ptx.mma_m16n8k32_f16_e4m3_e5m2 %tid, %tid, %tid, %tid, %tid, %tid, %zero, %zero
+      %c, %d = ptx.mma_m16n8k32_f16_e4m3_e5m2 %tid, %tid, %tid, %tid, %tid, %tid, %a, %b
+      ptx.st_global_v2_b32 %at, %c, %d, 0
+    """
+    products = [line for line in ptx_of(kernel(body)).splitlines() if line.strip().startswith("mma")]
+    lists = [[part.split(",") for part in re.findall(r"\{([^}]*)\}", line)] for line in products]
+    (first, *_, zeros), (second, *_, sums) = lists
+    assert not set(first) & set(zeros)
+    assert first == second == sums
+
+
 def test_an_instruction_that_came_later_raises_the_version():
     body = "%a, %b, %c, %d = ptx.mma_m16n8k32_f32_e4m3 %tid, %tid, %tid, %tid, %tid, %tid, %z, %z, %z, %z\n"
     text = kernel("%z = ptx.constant 0.0 : f32\n" + body)

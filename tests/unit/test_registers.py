@@ -12,9 +12,9 @@ from emmy.errors import EmmyError
 from emmy.schedule_table import (
     CANDIDATES,
     EIGHT_BIT_CANDIDATES,
-    EIGHT_BIT_HYBRID_CANDIDATES,
     HYBRID_CANDIDATES,
     SPILLS,
+    TABLES,
     Product,
     choose_schedule,
 )
@@ -81,11 +81,13 @@ EIGHT_BIT_LAYOUTS = {
 
 
 @pytest.mark.skipif(find_tool("ptxas") is None, reason="ptxas is not installed")
-@pytest.mark.parametrize("policy", ["f32", "hybrid, max_k = 128", "hybrid, max_k = 32"])
+@pytest.mark.parametrize(
+    "policy", ["f32", "hybrid, max_k = 128", "hybrid, max_k = 32", "hybrid, max_k = 64, partial = f16"]
+)
 @pytest.mark.parametrize("target", EIGHT_BIT_CANDIDATES)
 def test_products_of_8_bits_are_kept_in_registers(target: str, policy: str):
     """The table's choice for each layout, and each of its rows: no spill, no message about wgmma."""
-    table = EIGHT_BIT_CANDIDATES if policy == "f32" else EIGHT_BIT_HYBRID_CANDIDATES
+    table = TABLES[True, 0 if policy == "f32" else 16 if policy.endswith("f16") else 32]
     longest = 32 if policy.endswith("32") else 128
     rows = [asdict(row.schedule) for row in table[target] if row.least_partial <= longest]
     asked = [(layout, {}) for layout in EIGHT_BIT_LAYOUTS] + [("static", row) for row in rows]
