@@ -51,7 +51,7 @@ class Chain:
     the keys only, by their positions; window: whether all but the first rows see equally many. batches: how many pairs of
     products there are, None for what is known at run time only. wide: whether rows of the three tensors are whole units of 16
     bytes, as TMA moves them. narrow: whether there are further tensors and rows of some tensor are no such units, so that threads
-    copy many small pieces.
+    copy many small pieces. alike: whether both products have the same operand b, of one size for all batches.
     """
 
     depth: int
@@ -68,6 +68,7 @@ class Chain:
     wide: bool = True
     narrow: bool = False
     window: bool = False
+    alike: bool = False
 
 
 @dataclass(frozen=True)
@@ -352,8 +353,9 @@ def chained_shared_bytes(schedule: Schedule, chain: Chain, operand_bytes: int = 
     slots = [
         (1, rows * depth * operand_bytes),
         (schedule.stages, keys * depth * operand_bytes),
-        (schedule.late_stages or schedule.stages, keys * chain.width * operand_bytes),
     ]
+    if not schedule.reuse:
+        slots.append((schedule.late_stages or schedule.stages, keys * chain.width * operand_bytes))
     slots += [(schedule.stages, rows * keys * element) for element in chain.tensors]
     across = 1 if schedule.repeat else schedule.warps[1]
     exchanges = [rows * keys * operand_bytes, *[rows * EXCHANGED_BYTES * across] * 2] if across > 1 else []
@@ -391,6 +393,8 @@ def problem_of_chain(schedule: Schedule, target: Target, chain: Chain) -> str | 
         return problem
     if schedule.cluster > 1:
         return "split_k and share are for one product, and these are two in a row"
+    if schedule.block[1] % 16:
+        return f"block[1] is the second product's contraction too: it is a multiple of 16, got {schedule.block[1]}"
     if chain.width % (8 * schedule.warps[1]):
         return (
             f"{chain.width} columns of the second product do not split over {schedule.warps[1]} warps in multiples of 8"
@@ -403,6 +407,8 @@ def problem_of_chain(schedule: Schedule, target: Target, chain: Chain) -> str | 
                 f"{chain.width} columns of the second product do not split over {schedule.warps[1]} warps in multiples of "
                 f"{PANEL_COLUMNS}, where atom = {WARPGROUP_ATOM} finds them in shared memory"
             )
+    if schedule.reuse and not chain.alike:
+        return "reuse = 1 is for keys that are the values, where both are one tensor of one size for all batches"
     if depth != chain.depth:
         return f"block[2] is the whole depth of the first product, {chain.depth}, got {depth}"
     if chain.page is not None and chain.page % schedule.block[1]:

@@ -18,6 +18,7 @@ PLAIN: dict[str, object] = {
     "hold": 0,
     "repeat": 0,
     "late_stages": 0,
+    "reuse": 0,
     "producer_regs": 0,
     "consumer_regs": 0,
 }

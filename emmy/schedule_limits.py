@@ -68,21 +68,28 @@ def shared_bytes(schedule: Schedule, epilogue: Epilogue = Epilogue(), operand_by
     if schedule.split_k > 1:
         # What the other CTAs of the cluster have of this one's columns arrives while the ring is in use.
         rings.append(rows * (columns - own) * PARTIAL_SUM_BYTES)
-    staged = rows * (min(2 * schedule.store_columns, own) or own) if schedule.epilogue == "shared" else 0
+    staged = (min(2 * schedule.store_columns, own) or own) if schedule.epilogue == "shared" else 0
+    result, further = (
+        rows * _round_up(staged * element, SHARED_ROW_BYTES)
+        for element in (epilogue.result_bytes, epilogue.further_bytes)
+    )
     if schedule.persistent:
         # A CTA that goes on with the next tile fills the ring while the result leaves: they do not share bytes.
-        rings += [staged * epilogue.result_bytes, staged * epilogue.further_bytes]
+        rings += [result, further]
     end = 0
     for size in sorted(rings, reverse=True):
         end = _round_up(end, SHARED_ALIGNMENT) + size if size else end
-    return max(end, staged * epilogue.result_bytes) + _barriers(schedule, epilogue) * MBARRIER_BYTES
+    return max(end, result) + _barriers(schedule, epilogue) * MBARRIER_BYTES
 
 
 def _barriers(schedule: Schedule, epilogue: Epilogue) -> int:
     """Mbarriers of a product's rings: two of a slot that another role fills, one of a slot that TMA fills, and of what CTAs of
     a cluster exchange."""
-    # A row of one element is nothing that TMA moves.
-    slots = [True] * schedule.stages + [spans_columns for _, spans_columns, _ in epilogue.tensors]
+    # A row of one element, or one that is padded, is nothing that TMA moves.
+    own = schedule.block[1] // schedule.split_k
+    slots = [True] * schedule.stages + [
+        spans_columns and own * element % SHARED_ROW_BYTES == 0 for _, spans_columns, element in epilogue.tensors
+    ]
     if schedule.roles == "specialized":
         count = 2 * len(slots)
     else:
@@ -175,8 +182,8 @@ def problem_on_target(
             )
         if f16_sums:
             return f"split_k = {schedule.split_k} adds up sums in f32; use accumulate<f32>"
-    if schedule.repeat or schedule.late_stages:
-        return "repeat and late_stages are for two products in a row, and this is one product"
+    if schedule.repeat or schedule.late_stages or schedule.reuse:
+        return "repeat, late_stages and reuse are for two products in a row, and this is one product"
     if (problem := problem_with_parts(schedule, schedule.block[1])) is not None:
         return problem
     if schedule.transport == "tma" and not target.tma:

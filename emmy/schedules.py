@@ -25,6 +25,9 @@ WARPGROUP_ATOM = "wgmma"
 WARPGROUP_WARPS = 4
 """Warps of a warpgroup, which issue each product of `wgmma` together."""
 
+ATOM_COLUMNS = 8
+"""Columns that a product of warpgroups has a multiple of, where none stand beside each other."""
+
 WARPGROUP_SHARE = "m16n8k16"
 """The atom whose register layouts one warp's share of a `wgmma` has (PTX ISA, "Register Fragments for wgmma")."""
 
@@ -76,6 +79,7 @@ RANGES: dict[str, tuple[int, int]] = {
     "repeat": (0, 1),
     "seldom": (0, 1),
     "late_stages": (0, 16),
+    "reuse": (0, 1),
     "min_ctas": (1, 8),
 }
 """Fields that hold a count: the smallest and the largest one."""
@@ -118,6 +122,7 @@ class Schedule:
     product with it (`tile_exchange`); 0 where each computes a part, and the parts are exchanged.
     seldom: 1 to look for a row's lazy maximum only where some lane has passed it (`reduce-seldom`), not on `wgmma`.
     late_stages: slots of the ring of what is multiplied by a computed operand; 0 for `stages`.
+    reuse: 1 to multiply by one tile twice where both of two products in a row have the same operand b: it is copied once.
     ahead: tensor instructions between an `ldmatrix` and the first that takes what it loads, which wants `opt_level` = 1
     (`place-loads`); 0 leaves it to ptxas.
     exponentials: weights of a running maximum are powers of 2, their scale folded into the exponent, of e, or two powers of 2
@@ -165,16 +170,20 @@ class Schedule:
     repeat: int = 0
     seldom: int = 0
     late_stages: int = 0
+    reuse: int = 0
     min_ctas: int = 1
     store_columns: int = 0
 
     def problem(self) -> str | None:
         """One sentence about what is wrong with this schedule on any target, or None."""
-        if len(self.block) != 3 or any(b < 16 or b % 16 for b in self.block):
-            return f"block is three positive multiples of 16 (M, N, K), got {list(self.block)}"
+        alone = self.atom == WARPGROUP_ATOM and self.warps[1:] == (1,)
+        columns = ATOM_COLUMNS if alone else 16
+        if len(self.block) != 3 or any(b < 16 or b % s for b, s in zip(self.block, (16, columns, 16), strict=True)):
+            which = "" if columns == 16 else f"; N may be one of {columns}"
+            return f"block is three positive multiples of 16 (M, N, K), got {list(self.block)}{which}"
         if len(self.warps) != 2 or any(w < 1 for w in self.warps):
             return f"warps is a grid of two positive numbers, got {list(self.warps)}"
-        for axis, step in ((0, 16), (1, 16))[: 1 if self.repeat else 2]:
+        for axis, step in ((0, 16), (1, columns))[: 1 if self.repeat else 2]:
             if self.block[axis] % (self.warps[axis] * step):
                 return (
                     f"block[{axis}] = {self.block[axis]} does not split over {self.warps[axis]} warps "
@@ -203,6 +212,8 @@ class Schedule:
             return f"atom = {WARPGROUP_ATOM} reads registers that nothing may write meanwhile; use overlap, not stagger"
         if self.overlap and self.roles == "unified":
             return "overlap belongs to roles = specialized"
+        if self.reuse and (self.overlap or self.late_stages):
+            return "reuse leaves no tile of its own to a second product: it wants overlap = 0 and late_stages = 0"
         if self.split_k > 1 and (problem := self._problem_with_split()) is not None:
             return problem
         if self.share != "none" and (problem := self._problem_with_sharing()) is not None:

@@ -93,7 +93,7 @@ def schedule_of(variant: Variant, schedule: Schedule, hybrid: bool, operand_bits
     narrow = variant.layout == "any" or variant.align < 4
     rows, columns, depth = NARROW_BLOCK if narrow else WIDE_BLOCK
     largest = rows, columns, depth * 16 // operand_bits
-    block = tuple(min(size, most) for size, most in zip(schedule.block, largest, strict=True))
+    block = tuple(min(-(-size // 16) * 16, most) for size, most in zip(schedule.block, largest, strict=True))
     return Schedule(
         block=block,
         atom=schedule.fragment_atom_of(operand_bits),

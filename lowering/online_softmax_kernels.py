@@ -311,7 +311,7 @@ class Program(KernelBuilder):
         new_total = inner.map("fma", total, kept, inner.reduce("sum", weights, "gained", LEFT), name="new_total")
         rescaled = inner.map("mul", sums, kept, name="rescaled")
         p = inner.cast(weights, tensor_type(what.v).element_type, "p")
-        v = inner.load(v_view, v_place, (self.keys, self.width), "v_tile")
+        v = k if self.schedule.reuse else inner.load(v_view, v_place, (self.keys, self.width), "v_tile")
         inner.emit(scf.YieldOp(new_top, new_total, inner.dot(p, v, rescaled, "new_sums", policy=what.of_values)))
         loop = build.emit(scf.ForOp(*bounds, starts, body))
         loop.attributes["emmy.hidden_is_identity"] = UnitAttr()

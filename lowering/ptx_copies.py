@@ -43,11 +43,13 @@ HOISTED = 4
 
 @dataclass(frozen=True)
 class Pass:
-    """One copy of each thread: known steps from its first chunk. `partial`: threads below this row take part."""
+    """One copy of each thread: known steps from its first chunk. `partial`: threads below this row take part; `narrow`: those
+    before this column."""
 
     row: int
     column: int
     partial: int | None
+    narrow: int | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,7 +71,7 @@ def map_threads(builder: Builder, layout: SharedLayout, chunk_bytes: int, thread
         rows -= rows % SWIZZLE_PERIOD_ROWS  # so that each pass sees the same swizzle
     row, column = builder.divide(tid, across), builder.mul(builder.remainder(tid, across), chunk)
     active: Condition = rows * across == threads or builder.compare("lt", tid, rows * across)
-    if layout.padded_cols != layout.cols:
+    if layout.padded_cols != layout.cols <= across * chunk:
         active = builder.both(active, builder.compare("lt", column, layout.cols))
     return ThreadMap(row, column, active, tuple(_passes(layout, rows, across * chunk)))
 
@@ -78,7 +80,8 @@ def _passes(layout: SharedLayout, rows: int, columns: int) -> Iterator[Pass]:
     for row in range(0, layout.rows, rows):
         for column in range(0, layout.padded_cols, columns):
             if column < layout.cols:
-                yield Pass(row, column, layout.rows - row if row + rows > layout.rows else None)
+                narrow = layout.cols - column if 0 < column and column + columns > layout.cols else None
+                yield Pass(row, column, layout.rows - row if row + rows > layout.rows else None, narrow)
 
 
 class Copies:
@@ -215,9 +218,12 @@ class Box:
 
     def taking_part(self, step: Pass) -> Condition:
         """Does this thread have a chunk of the tile in this pass?"""
-        if step.partial is None:
-            return self.map.active
-        return self.builder.both(self.map.active, self.builder.compare("lt", self.map.row, step.partial))
+        active = self.map.active
+        if step.partial is not None:
+            active = self.builder.both(active, self.builder.compare("lt", self.map.row, step.partial))
+        if step.narrow is not None:
+            active = self.builder.both(active, self.builder.compare("lt", self.map.column, step.narrow))
+        return active
 
     def in_bounds(self, step: Pass) -> Condition:
         """Is the chunk inside the view? Its width divides the view's, so it is as a whole or not at all."""

@@ -94,6 +94,7 @@ COUNTS_FROM_ZERO = (
     "repeat",
     "seldom",
     "late_stages",
+    "reuse",
 )
 """Fields for which 0 is a choice: their options are unset at -1."""
 
@@ -151,6 +152,7 @@ class AssignSchedule(ModulePass):
     repeat: int = -1
     seldom: int = -1
     late_stages: int = -1
+    reuse: int = -1
     min_ctas: int = 0
 
     def apply(self, ctx: Context, op: ModuleOp) -> None:

@@ -22,7 +22,7 @@ from emmy.passes.completion import Completion, Need, Way
 from emmy.passes.constants import constant
 from emmy.passes.emitter import Emitter
 from emmy.passes.protocol import PROTOCOL_OPS, fail, pipelines_of, ring_of
-from emmy.passes.tma import field_bytes, field_of, stands_alone, tma_problem
+from emmy.passes.tma import copied_bytes, field_bytes, field_of, stands_alone, tma_problem
 from emmy.schedule_limits import AUTO_TRANSPORT
 from emmy.schedules import EIGHT_BIT_SHARE, WARPGROUP_SHARE
 from emmy.targets import get_target
@@ -143,7 +143,7 @@ def _moves(kernel: KernelOp, kind: str, strict: bool) -> dict[Operation, type[Mo
 
 
 def _by_tma(op: ac.CopyOp | ac.StoreOp, strict: bool, read_in_place: bool = False) -> bool:
-    problem = tma_problem(op, certain=not strict)
+    problem = tma_problem(op, certain=not strict, padded=read_in_place)
     if problem is None and isinstance(op, ac.CopyOp) and not stands_alone(op):
         problem = "it stands under a condition or in a loop of its own"
     if problem is not None and strict:
@@ -256,7 +256,7 @@ class _Lowering:
         sums: dict[SSAValue, int] = {}
         for op, new in self._moved(ring):
             if new is ac.TmaLoadOp:
-                sums[op.slot] = sums.get(op.slot, 0) + field_bytes(field_of(op))
+                sums[op.slot] = sums.get(op.slot, 0) + copied_bytes(field_of(op))
         if len(set(sums.values())) > 1:
             fail(
                 self.pipelines[ring],

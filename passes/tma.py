@@ -37,8 +37,15 @@ def field_bytes(tile: TileType) -> int:
     return prod(tile.get_shape()) * cast(FixedBitwidthType, tile.element_type).size
 
 
-def tma_problem(op: ac.CopyOp | ac.StoreOp, certain: bool) -> str | None:
-    """Why TMA cannot move the field of a copy or store, as the end of a sentence; None if it can.
+def copied_bytes(tile: TileType) -> int:
+    """Bytes of a tile that TMA brings: what pads its rows in shared memory comes with them."""
+    *leading, columns = tile.get_shape()
+    return shared_layout(prod(leading), columns, cast(FixedBitwidthType, tile.element_type).size).size_bytes
+
+
+def tma_problem(op: ac.CopyOp | ac.StoreOp, certain: bool, padded: bool = False) -> str | None:
+    """Why TMA cannot move the field of a copy or store, as the end of a sentence; None if it can. `padded`: whether what pads
+    its rows in shared memory may be filled too, with what follows in the tensor.
 
     The base pointer is 16-byte aligned by contract. Strides that follow from `?` sizes, and that the view's `align` promises
     nothing of, are a problem if it must be `certain` that every call is legal; else they are left to the check at launch.
@@ -49,7 +56,7 @@ def tma_problem(op: ac.CopyOp | ac.StoreOp, certain: bool) -> str | None:
     element = tile.element_type
     if not isinstance(element, FixedBitwidthType) or element.size not in (1, 2, 4):
         return f"its elements are {element}, not of 1, 2 or 4 bytes"
-    return _view_problem(view, element.size, certain) or _box_problem(tile, op.indices[-1], element.size)
+    return _view_problem(view, element.size, certain) or _box_problem(tile, op.indices[-1], element.size, padded)
 
 
 def _view_problem(view: ViewType, element_bytes: int, certain: bool) -> str | None:
@@ -70,12 +77,12 @@ def _view_problem(view: ViewType, element_bytes: int, certain: bool) -> str | No
     return None
 
 
-def _box_problem(tile: TileType, offset: SSAValue, element_bytes: int) -> str | None:
+def _box_problem(tile: TileType, offset: SSAValue, element_bytes: int, padded: bool) -> str | None:
     *leading, columns = tile.get_shape()
     if any(size != 1 for size in leading[:-1]):
         return f"its tile has more than two dimensions, {list(tile.get_shape())}"
     layout: SharedLayout = shared_layout(prod(leading), columns, element_bytes)
-    if (layout.padded_rows, layout.padded_cols) != (layout.rows, layout.cols):
+    if layout.padded_rows != layout.rows or (layout.padded_cols != layout.cols and not padded):
         return f"its tile of {layout.rows} x {columns} elements is padded in shared memory"
     if divisor(offset) * element_bytes % STRIDE_BYTES:
         return f"its offset along the last dimension is no multiple of {STRIDE_BYTES} bytes"

@@ -330,6 +330,7 @@ class AttentionOp(CompositeOp):
             all(_whole_units(x) for x in (self.q, self.v)),
             self._narrow(),
             self.window is not None,
+            self.k is self.v and self.table is None and self.starts_q is None,
         )
 
     def _narrow(self) -> bool:

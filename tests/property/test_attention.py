@@ -111,3 +111,47 @@ def test_fields_that_meet(target: str, rows: int, depth: int, width: int, fields
     for results in (lowered, got):
         for one, other in zip(exact, results, strict=True):
             np.testing.assert_allclose(other.astype(np.float64), one, atol=2e-3)
+
+
+@pytest.mark.parametrize(
+    ("target", "rows", "keys", "clauses", "fields"),
+    [
+        (
+            "sm_90a",
+            70,
+            90,
+            "causal",
+            {"atom": "wgmma", "block": (64, 32, 64), "warps": (4, 1), "roles": "specialized", "stages": 2},
+        ),
+        (
+            "sm_90a",
+            90,
+            70,
+            "causal window 40",
+            {"atom": "wgmma", "block": (64, 48, 128), "warps": (4, 2), "repeat": 1, "roles": "specialized"},
+        ),
+        ("sm_120a", 40, 70, "", {"block": (32, 32, 64), "warps": (2, 2), "stages": 2}),
+        ("sm_80", 20, 150, "causal", {"block": (32, 32, 64), "warps": (2, 1), "splits": 2}),
+    ],
+)
+def test_keys_that_are_values_are_copied_once(target: str, rows: int, keys: int, clauses: str, fields: dict):
+    """Rows that see no key, lengths that are no multiples, both atoms, warps beside each other, splits."""
+    depth = fields["block"][2]
+    q, k = (f"tensor<1x{heads}x{n}x{depth}xf16>" for heads, n in ((2, rows), (1, keys)))
+    logs = f"tensor<1x2x{rows}xf32>"
+    text = (
+        f"func.func @f(%q: {q}, %k: {k}) -> ({q}, {logs}) {{\n"
+        f"  %o, %l = tensor_op.attention %q, %k, %k scale 0.1 {clauses} : ({q}, {k}, {k}) -> ({q}, {logs})\n"
+        f"  func.return %o, %l : {q}, {logs}\n}}\n"
+    )
+    rng = np.random.default_rng(3)
+    operands = [rng.standard_normal(shape).astype(np.float16) for shape in ((1, 2, rows, depth), (1, 1, keys, depth))]
+    exact = level1.run(parse_module(text, "t.mlir"), "f", operands)
+    module = emmy.compile(text, target, schedule={**fields, "reuse": 1})
+    program = module.ir("tile")
+    assert program.count("tile.load %k[") == 1
+    lowered = level2.run_module(parse_module(program, "t.mlir"), "f", operands)
+    got, _ = run_on_emulator(module.portable_artefact, "f", operands, landing="random", order="random", seed=1)
+    for results in (lowered, got):
+        for one, other in zip(exact, results, strict=True):
+            np.testing.assert_allclose(other.astype(np.float64), one, atol=2e-3)

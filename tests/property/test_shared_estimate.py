@@ -52,6 +52,8 @@ def random_schedule(rng: random.Random, target: str) -> dict[str, Any]:
     warps = rng.choice(grids)
     rows = 16 * warps[0] * (1 if warpgroups else rng.choice([1, 2, 3, 4]))
     block = (rows, 16 * warps[1] * rng.choice([1, 2, 3, 4, 5, 8, 12, 16]), 16 * rng.choice([1, 2, 3, 4, 5, 8]))
+    if warpgroups and rng.random() < 0.2:
+        block = (rows, rng.choice([24, 40, 120]), block[2])
     fields: dict[str, Any] = {
         "block": block,
         "warps": warps,
@@ -62,9 +64,9 @@ def random_schedule(rng: random.Random, target: str) -> dict[str, Any]:
         "epilogue": rng.choice(["shared", "shared", "direct"]),
         "atom": "wgmma" if warpgroups else "m16n8k16",
     }
-    if warps[1] == 1 and rng.random() < 0.4:
+    if warps[1] == 1 and block[1] % 16 == 0 and rng.random() < 0.4:
         fields["store_columns"] = rng.choice([c for c in (16, 32, 48, 64, 128) if block[1] % c == 0])
-    if warpgroups and not fields["persistent"] and rng.random() < 0.3:
+    if warpgroups and block[1] % 16 == 0 and not fields["persistent"] and rng.random() < 0.3:
         fields["split_k"] = rng.choice([2, 4])
     return fields
 

@@ -216,3 +216,24 @@ def test_shared_memory_is_what_is_allocated(depth: int, flags: str, asked: dict)
     kernel = next(op for op in module.walk() if isinstance(op, KernelOp))
     estimate = chained_shared_bytes(kernel.schedule.data, Chain(depth, depth))
     assert kernel.attributes[SHARED_BYTES].value.data == estimate
+
+
+def test_keys_that_are_values_leave_room_for_a_second_tile():
+    """Reuse is for chains with one operand b, and has one ring for both products."""
+    what = chain(512, 16, 512, True, alike=True)
+    usual = choose_chained_schedule(HOPPER, what)
+    assert usual.stages == 1
+    assert "shared memory" in str(problem_of_chain(replace(usual, stages=2), HOPPER, what))
+    once = choose_chained_schedule(HOPPER, what, lambda one: replace(one, reuse=1, stages=2))
+    assert (once.atom, once.block, once.warps, once.overlap) == ("wgmma", (64, 64, 512), (4, 2), 0)
+    assert problem_of_chain(once, HOPPER, what) is None
+    assert "keys that are the values" in str(problem_of_chain(once, HOPPER, replace(what, alike=False)))
+    q, k = "tensor<1x2x70x512xf16>", "tensor<1x1x70x512xf16>"
+    text = f"""func.func @f(%q: {q}, %k: {k}) -> {q} {{
+      %o = tensor_op.attention %q, %k, %k scale 0.1 causal : ({q}, {k}, {k}) -> {q}
+      func.return %o : {q}
+    }}"""
+    compiled = emmy.compile(text, "sm_90a", schedule={"reuse": 1, "stages": 2}).ir("allocate-shared")
+    kernel = next(op for op in parse_module(compiled, "allocated.mlir").walk() if isinstance(op, KernelOp))
+    assert kernel.attributes[SHARED_BYTES].value.data == chained_shared_bytes(once, what)
+    assert "it wants overlap = 0" in str(problem_of_chain(replace(once, overlap=1), HOPPER, what))
