@@ -217,9 +217,9 @@ class AssignSchedule(ModulePass):
             f16_sums=policy.policy.data == "f16",
             k=_static((tensor_type(matmul.a).get_shape()[-2 if matmul.transpose_a is not None else -1],)),
             eight_bits=_bytes(matmul.a) == 1,
+            partial_bits=_partial_bits(policy, matmul),
         )
 
-            partial_bits=_partial_bits(policy, matmul),
     def assign_chain(self, op: CompositeOp, target: Target) -> None:
         """The same for the products of a composite."""
         chain, pinned = op.chain(), op.attributes.get(SCHEDULE)
@@ -281,14 +281,14 @@ def _problem_with_atom(schedule: Schedule, matmul: MatmulOp, policy: AccumulateA
     return None
 
 
-def _static(sizes: Sequence[int]) -> int | None:
-    """The product of sizes, or None if one is known at run time only."""
 def _partial_bits(policy: AccumulateAttr, matmul: MatmulOp) -> int:
     """Of the partial sums of the hybrid policy, 0 under another one."""
     operand = tensor_type(matmul.a).element_type
     return partial_sum_type(policy, operand).bitwidth if policy.policy.data == "hybrid" else 0
 
 
+def _static(sizes: Sequence[int]) -> int | None:
+    """The product of sizes, or None if one is known at run time only."""
     return None if DYNAMIC in sizes else prod(sizes)
 
 
