@@ -128,7 +128,8 @@ def add_turn(loop: scf.ForOp) -> None:
     assert behind is not None
     Emitter(body, early, behind)(ac.PassTurnOp())
     for wait in dict.fromkeys(load.slot.owner for load in loads):
-        if isinstance(wait, ac.WaitOp) and wait.parent is body:
+        # A slot that the early products read as well is there already.
+        if isinstance(wait, ac.WaitOp) and wait.parent is body and early.is_before_in_block(wait):
             wait.detach()
             body.insert_op_before(wait, behind)
     start = next(op for op in body.ops if op in late or op in loads)

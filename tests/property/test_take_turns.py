@@ -79,3 +79,30 @@ def test_one_slot_is_refused():
     chain = Chain(rows=64, columns=64, width=16, block=(64, 16), warps=4, window=20)
     with pytest.raises(EmmyError, match="stages of at least 2"):
         emmy.compile(chain.with_schedule(turns=1, roles="specialized", stages=1).text(), target="sm_90a")
+
+
+@pytest.mark.parametrize(
+    ("fields", "clauses"),
+    [
+        ({"block": (64, 16, 128), "warps": (4, 2), "repeat": 1, "stages": 2}, "causal"),
+        ({"block": (64, 48, 128), "warps": (4, 2), "repeat": 1, "stages": 3}, "causal window 40"),
+        ({"block": (128, 32, 32), "warps": (8, 1), "stages": 2}, "causal"),
+    ],
+)
+def test_halves_that_multiply_by_one_tile(fields: dict, clauses: str):
+    """Keys that are values: the slot of the late products is that of the early ones. Halves below or beside each other."""
+    q, k = (f"tensor<1x1x{rows}x{fields['block'][2]}xf16>" for rows in (130, 70))
+    text = (
+        f"func.func @f(%q: {q}, %k: {k}) -> {q} {{\n"
+        f"  %o = tensor_op.attention %q, %k, %k scale 0.1 {clauses} : ({q}, {k}, {k}) -> {q}\n  func.return %o : {q}\n}}\n"
+    )
+    rng = np.random.default_rng(1)
+    arguments = [rng.standard_normal((1, 1, n, fields["block"][2])).astype(np.float16) for n in (130, 70)]
+    base = {"atom": "wgmma", "roles": "specialized", "reuse": 1, "lazy": 8}
+    results = []
+    for turns in (0, 1):
+        module = emmy.compile(text, "sm_90a", schedule={**base, **fields, "turns": turns})
+        assert ("bar.arrive" in module.ptx) == bool(turns)
+        run, _ = run_on_emulator(module.portable_artefact, "f", arguments, landing="random", order="random", seed=2)
+        results.append(run[0])
+    np.testing.assert_array_equal(*results)
