@@ -50,6 +50,7 @@ from emmy.dialects.async_copy_protocol import (
     CopyOp,
     DrainOp,
     ReleaseOp,
+    SkipOp,
     StoreOp,
     WaitOp,
 )
@@ -68,6 +69,7 @@ AsyncCopy = Dialect(
         CopyOp,
         CommitOp,
         WaitOp,
+        SkipOp,
         ReleaseOp,
         StoreOp,
         DrainOp,

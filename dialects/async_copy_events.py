@@ -13,7 +13,7 @@ from xdsl.dialects.builtin import (
     i1,
     i64,
 )
-from xdsl.ir import Operation, Region, SSAValue
+from xdsl.ir import Attribute, Operation, Region, SSAValue
 from xdsl.irdl import (
     IRDLOperation,
     ParamAttrConstraint,
@@ -334,19 +334,48 @@ class ClusterWaitOp(IRDLOperation):
 class AwaitTurnOp(IRDLOperation):
     """Wait for the turn of this warp's half of the role (`bar.sync`): until the other half has passed it once more.
 
-    The warps of a role, an even number, are two halves in a row; each has a barrier of its own.
+    The warps of a role, an even number, are two halves in a row; each has a barrier of its own. `consumer N`: the two that take
+    turns are whole roles, or consumers, and this one is number N of 0 and 1.
     """
 
     name = "async_copy.await_turn"
-    assembly_format = "attr-dict"
+    consumer = opt_prop_def(IntegerAttr.constr(type=eq(i64)))
+    assembly_format = "(`consumer` $consumer^)? attr-dict"
+
+    def __init__(self, consumer: int | None = None):
+        super().__init__(properties=_turn_of(consumer))
+
+    def verify_(self) -> None:
+        _check_turn(self.consumer)
 
 
 @irdl_op_definition
 class PassTurnOp(IRDLOperation):
-    """Pass the turn to the other half of the role (`bar.arrive`), without waiting. All warps of a half do."""
+    """Pass the turn to the other half of the role (`bar.arrive`), without waiting. All warps of a half do.
+
+    `consumer N`: to the other role, number N of 0 and 1. With `if %p` false nothing is passed.
+    """
 
     name = "async_copy.pass_turn"
-    assembly_format = "attr-dict"
+    predicate = opt_operand_def(i1)
+    consumer = opt_prop_def(IntegerAttr.constr(type=eq(i64)))
+    assembly_format = "(`consumer` $consumer^)? (`if` $predicate^)? attr-dict"
+
+    def __init__(self, consumer: int | None = None, predicate: SSAValue | None = None):
+        super().__init__(operands=[predicate], properties=_turn_of(consumer))
+
+    def verify_(self) -> None:
+        _check_turn(self.consumer)
+
+
+def _turn_of(consumer: int | None) -> dict[str, Attribute | None]:
+    return {"consumer": None if consumer is None else IntegerAttr(consumer, i64)}
+
+
+def _check_turn(consumer: IntegerAttr | None) -> None:
+    """Two consumers take turns."""
+    if consumer is not None and consumer.value.data not in (0, 1):
+        raise VerifyException(f"turns are of consumer 0 and 1, got {consumer.value.data}")
 
 
 @irdl_op_definition

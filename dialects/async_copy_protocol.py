@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 from xdsl.dialects.builtin import (
+    IndexType,
     SymbolRefAttr,
     UnitAttr,
     i1,
@@ -135,6 +136,29 @@ class WaitOp(IRDLOperation):
             operands=[cursor],
             result_types=[SlotType.get(ring, "read"), cursor.type],
             properties={"pipeline": SymbolRefAttr(ring)},
+        )
+
+
+@irdl_op_definition
+class SkipOp(IRDLOperation):
+    """The cursor after the next `count` tickets, which another consumer reads; arithmetic, no waiting.
+
+    Where two consumers take the tickets of a pipeline in turn, each passes over those of the other. A wait tells two phases of a
+    slot apart and no more, so the ticket before, in the same slot, must have been waited for by then: turns see to that.
+    """
+
+    name = "async_copy.skip"
+    pipeline = prop_def(PIPE)
+    cursor = operand_def(READ_CURSOR)
+    count = operand_def(IndexType)
+    next = result_def(READ_CURSOR)
+    assembly_format = "$pipeline `[` $cursor `]` `by` $count attr-dict"
+
+    def __init__(self, cursor: SSAValue, count: SSAValue):
+        super().__init__(
+            operands=[cursor, count],
+            result_types=[cursor.type],
+            properties={"pipeline": SymbolRefAttr(ring_name(cursor))},
         )
 
 

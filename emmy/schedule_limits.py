@@ -64,7 +64,7 @@ def shared_bytes(schedule: Schedule, epilogue: Epilogue = Epilogue(), operand_by
     rings = [schedule.stages * (rows + columns) * depth * operand_bytes]
     for spans_rows, spans_columns, element in epilogue.tensors:
         row_bytes = _round_up((own if spans_columns else 1) * element, SHARED_ROW_BYTES)
-        rings.append(_round_up((rows if spans_rows else 1) * row_bytes, SHARED_SLOT_BYTES))
+        rings.append(schedule.groups * _round_up((rows if spans_rows else 1) * row_bytes, SHARED_SLOT_BYTES))
     if schedule.split_k > 1:
         # What the other CTAs of the cluster have of this one's columns arrives while the ring is in use.
         rings.append(rows * (columns - own) * PARTIAL_SUM_BYTES)
@@ -75,7 +75,7 @@ def shared_bytes(schedule: Schedule, epilogue: Epilogue = Epilogue(), operand_by
     )
     if schedule.persistent:
         # A CTA that goes on with the next tile fills the ring while the result leaves: they do not share bytes.
-        rings += [result, further]
+        rings += [result, further] * schedule.groups
     end = 0
     for size in sorted(rings, reverse=True):
         end = _round_up(end, SHARED_ALIGNMENT) + size if size else end
@@ -87,9 +87,8 @@ def _barriers(schedule: Schedule, epilogue: Epilogue) -> int:
     a cluster exchange."""
     # A row of one element, or one that is padded, is nothing that TMA moves.
     own = schedule.block[1] // schedule.split_k
-    slots = [True] * schedule.stages + [
-        spans_columns and own * element % SHARED_ROW_BYTES == 0 for _, spans_columns, element in epilogue.tensors
-    ]
+    tensors = [spans_columns and own * element % SHARED_ROW_BYTES == 0 for _, spans_columns, element in epilogue.tensors]
+    slots = [True] * schedule.stages + tensors * schedule.groups
     if schedule.roles == "specialized":
         count = 2 * len(slots)
     else:

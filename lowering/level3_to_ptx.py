@@ -45,6 +45,7 @@ from emmy.passes.approximate_exponentials import HALVES, POLYNOMIAL
 from emmy.passes.bounds import may_overrun
 from emmy.passes.clusters import cluster_of
 from emmy.passes.place_loads import AHEAD
+from emmy.passes.protocol import takes_turns
 from emmy.passes.spread_copies import BATCHES
 from emmy.schedule_limits import entry_registers
 from emmy.targets import Target, get_target
@@ -133,6 +134,7 @@ class KernelLowering(FragmentLowering):
         builder = Builder(block)
         builder.location = kernel.location
         super().__init__(builder, block, target, params, kernel.schedule.data if kernel.schedule else None)
+        self.turn_threads = 32 * sum(role.active_warps for role in self.roles if takes_turns(role))
         parameters = iter(block.args)
         for number, (arg, kind) in enumerate(zip(kernel.block.args, kinds, strict=True)):
             given = [next(parameters) for _ in kind]
@@ -207,7 +209,9 @@ class KernelLowering(FragmentLowering):
         b, after = self.builder, first + role.warps.value.data
         condition = b.predicate(b.compare("lt", self.cta_warp(), after))
         regions: list[Region] = []
+        thread = self.tid, self.lane, self.warp_number
         for part, at in (([role], first), (others, after)):
+            self.tid, self.lane, self.warp_number = thread
             block = Block()
             b.enter(block)
             self.dispatch(part, at)

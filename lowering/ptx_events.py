@@ -62,6 +62,8 @@ class EventLowering(LoweredValues):
         self.in_first_warp: Condition = False
         self.elected: SSAValue | None = None
         self.elect_guard: Condition = True
+        self.turn_threads = 0
+        """Of the roles that take turns."""
 
     # ---- warps -------------------------------------------------------------------------------------------------------
 
@@ -146,6 +148,23 @@ class EventLowering(LoweredValues):
         else:
             self.values[op.slot], self.values[op.next] = place, following
 
+    def skip(self, op: async_copy.SkipOp) -> None:
+        """The cursor so many slots further on: past the ring's end as often as the whole rounds among them say, and once more."""
+        b, ring, count = self.builder, self.ring_of(op.cursor), self.number(op.count)
+        if not has_barriers(ring):
+            raise EmmyError(f"@{ring_name(op.cursor)} has no mbarriers, and two roles read it", location_of(op))
+        place, phase = self.pair(op.cursor)
+        end = ring.stages * MBARRIER_BYTES
+        slots = b.remainder(count, ring.stages)
+        following = b.add(place, b.mul(slots, MBARRIER_BYTES))
+        wrapped = slots != 0 and b.compare("ge", following, end)
+        odd = b.compare("eq", b.low_bits(b.divide(count, ring.stages), 1), 1)
+        turned = b.select(odd, b.xor(phase, 1), phase)
+        self.values[op.next] = (
+            b.select(wrapped, b.sub(following, end), following),
+            b.select(wrapped, b.xor(turned, 1), turned),
+        )
+
     def fixed_places(self, loop: scf.ForOp) -> list[bool]:
         """Which values that a loop carries are cursors or slots of a known slot, to which the loop comes back each time."""
         block = loop.body.block
@@ -229,12 +248,18 @@ class EventLowering(LoweredValues):
             self.builder.emit("bar_sync_count", (), (self.role.barrier, 32 * self.role.active))
 
     def turn(self, op: async_copy.AwaitTurnOp | async_copy.PassTurnOp) -> None:
-        """`bar.sync` of this half's barrier, `bar.arrive` of the other's."""
-        b, half = self.builder, self.role.active // 2
-        second = b.select(b.compare("ge", self.role_warp(), half), 1, 0)
-        own = isinstance(op, async_copy.AwaitTurnOp)
-        number = b.add(b.xor(second, 0 if own else 1), FIRST_TURN_BARRIER)
-        b.emit("bar_sync_number" if own else "bar_arrive_number", (b.register(number),), (32 * self.role.active,))
+        """`bar.sync` of this half's barrier, `bar.arrive` of the other's; or of a role's."""
+        b, own = self.builder, isinstance(op, async_copy.AwaitTurnOp)
+        if op.consumer is not None:
+            number, threads = FIRST_TURN_BARRIER + op.consumer.value.data, self.turn_threads
+        else:
+            second = b.select(b.compare("ge", self.role_warp(), self.role.active // 2), 1, 0)
+            number, threads = b.add(b.xor(second, 0 if own else 1), FIRST_TURN_BARRIER), 32 * self.role.active
+        given = op.predicate if isinstance(op, async_copy.PassTurnOp) else None
+        condition = True if given is None else self.condition(given)
+        if condition is not False:
+            with self.branch_on(condition):
+                b.emit("bar_sync_number" if own else "bar_arrive_number", (b.register(number),), (threads,))
 
     def warp_sync(self, op: async_copy.WarpSyncOp) -> None:
         """`bar.warp.sync`"""
@@ -328,6 +353,7 @@ EVENTS: dict[type[Operation], Convert] = {
     async_copy.BeginFillOp: EventLowering.begin,
     async_copy.BeginReadOp: EventLowering.begin,
     async_copy.SlotOp: EventLowering.slot,
+    async_copy.SkipOp: EventLowering.skip,
     async_copy.CpAsyncOp: EventLowering.cp_async,
     async_copy.PlainCopyOp: EventLowering.plain_copy,
     async_copy.PlainStoreOp: EventLowering.plain_store,

@@ -60,6 +60,7 @@ SCALARS = (
     "producer_warps",
     "producer_regs",
     "consumer_regs",
+    "consumers",
     "split_k",
     "share",
     "raster",
@@ -122,6 +123,7 @@ class AssignSchedule(ModulePass):
     producer_regs: int = 0
     consumer_regs: int = 0
     persistent: int = -1
+    consumers: str = ""
     splits: int = -1
     split_k: int = 0
     share: str = ""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from typing import Literal
 
@@ -18,7 +18,7 @@ from emmy.dialects.tile import KernelOp
 from emmy.passes.merge_halves import Merger
 from emmy.passes.protocol import fail
 from emmy.schedule_limits import register_split
-from emmy.schedules import Schedule
+from emmy.schedules import CONSUMERS, Schedule
 from emmy.targets import Target, get_target
 
 
@@ -33,10 +33,11 @@ class PlaceRoles(ModulePass):
     a wait (`sites = eager`: after each wait; `first`: after the first wait of a loop body, in one commit group); acquire and
     commit are predicated where the stream may have ended; `drain` follows the last use of a ring at each level.
 
-    `specialized`: the consumer becomes `role "consumer" warps N`, the producer `role "producer" warps P` after it, with the
-    schedule's `producer_warps`. Their ops stay as they are, but a release moves up to the last read of its slot. Where
-    `target` has `setmaxnreg` and both are whole warpgroups, the roles say how many registers their threads have: what the
-    schedule says, or `emmy.schedule_limits.register_split`; more than the CTA has is an EmmyError.
+    `specialized`: the consumer becomes `role "consumer" warps N` (a second one, of `alternate-tiles`, `"consumer_1"`), the
+    producer `role "producer" warps P` after it, with the schedule's `producer_warps`. Their ops stay as they are, but a release
+    moves up to the last read of its slot. Where `target` has `setmaxnreg` and both are whole warpgroups, the roles say how many
+    registers their threads have: what the schedule says, or `emmy.schedule_limits.register_split`; more than the CTA has is an
+    EmmyError.
 
     `mode` and `sites` come from the kernel's schedule (`roles`, `sites`) where they are not given. N is the product of the
     schedule's warp grid; without a schedule the consumer's attribute `warps`, else the largest grid of its `mma.warp` ops.
@@ -69,14 +70,17 @@ class PlaceRoles(ModulePass):
         consumers = [op for op in kernel.block.ops if isinstance(op, ac.ConsumerOp)]
         if not producers and not consumers:
             return
-        if len(producers) > 1 or len(consumers) != 1:
-            fail(kernel, "a kernel has one async_copy.consumer and at most one async_copy.producer")
         schedule = kernel.schedule.data if kernel.schedule else Schedule()
         mode = self.mode or schedule.roles
+        if len(producers) > 1 or not 1 <= len(consumers) <= 2 or (len(consumers) == 2 and mode == "unified"):
+            fail(
+                kernel,
+                "a kernel has one async_copy.consumer, or two that are roles of their own, and at most one async_copy.producer",
+            )
         sites = self.sites or schedule.sites
         warps = _warps(kernel, consumers[0])
         if mode == "specialized" and producers:
-            roles = _specialize(kernel, producers[0], consumers[0], warps, get_target(self.target))
+            roles = _specialize(kernel, producers[0], consumers, warps, get_target(self.target))
         else:
             roles = [_unify(kernel, producers, consumers[0], warps, sites)]
         halves: list[Operation] = [*producers, *consumers]
@@ -102,19 +106,23 @@ def _unify(
 
 
 def _specialize(
-    kernel: KernelOp, producer: ac.ProducerOp, consumer: ac.ConsumerOp, warps: int, target: Target
+    kernel: KernelOp, producer: ac.ProducerOp, consumers: Sequence[ac.ConsumerOp], warps: int, target: Target
 ) -> list[ac.RoleOp]:
-    """Each half as a role of its own; the consumer's warps come first, so that warpgroups belong to one role."""
+    """Each half as a role of its own; the consumers' warps come first, so that warpgroups belong to one role."""
     schedule = kernel.schedule.data if kernel.schedule else Schedule(block=(16 * warps, 16, 16), warps=(warps, 1))
+    if len(consumers) != schedule.groups:
+        schedule = replace(schedule, consumers=CONSUMERS[len(consumers) - 1])
     split = register_split(schedule, target)
     if isinstance(split, str):
         fail(kernel, split)
-    _release_early(consumer)
-    roles = [
-        ac.RoleOp("consumer", warps, consumer.detach_region(0), split.consumer if split else None),
-        ac.RoleOp("producer", schedule.producer_warps, producer.detach_region(0), split.producer if split else None),
-    ]
-    for role, half in zip(roles, (consumer, producer), strict=True):
+    roles: list[ac.RoleOp] = []
+    for number, consumer in enumerate(consumers):
+        _release_early(consumer)
+        name = f"consumer_{number}" if number else "consumer"
+        roles.append(ac.RoleOp(name, warps, consumer.detach_region(0), split.consumer if split else None))
+    registers = split.producer if split else None
+    roles.append(ac.RoleOp("producer", schedule.producer_warps, producer.detach_region(0), registers))
+    for role, half in zip(roles, (*consumers, producer), strict=True):
         role.location = half.location
     return roles
 

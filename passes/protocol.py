@@ -72,8 +72,8 @@ def is_inbound(pipeline: ac.PipelineOp) -> bool:
 
 
 def ring_of(op: Operation) -> str | None:
-    """The pipeline that a step, begin, drain, slot or mbarrier op names; None for any other op."""
-    if isinstance(op, Step | ac.BeginFillOp | ac.BeginReadOp | ac.DrainOp | ac.SlotOp | MbarrierEvent):
+    """The pipeline that a step, begin, skip, drain, slot or mbarrier op names; None for any other op."""
+    if isinstance(op, Step | ac.BeginFillOp | ac.BeginReadOp | ac.SkipOp | ac.DrainOp | ac.SlotOp | MbarrierEvent):
         return op.pipeline.root_reference.data
     return None
 
@@ -83,6 +83,12 @@ def steps(op: Operation) -> Iterator[Step]:
     for nested in op.walk():
         if isinstance(nested, Step):
             yield nested
+
+
+def takes_turns(op: Operation) -> bool:
+    """Is an op a consumer or role that takes turns with another one?"""
+    turns = (inner for inner in op.walk() if isinstance(inner, ac.AwaitTurnOp | ac.PassTurnOp))
+    return any(turn.consumer is not None for turn in turns)
 
 
 def is_cursor(value: SSAValue) -> bool:

@@ -15,7 +15,8 @@ from emmy.dialects import mma
 from emmy.dialects.async_copy_rings import ring_name
 from emmy.dialects.tile import KernelOp
 from emmy.passes.holding import Holding, none_free
-from emmy.passes.protocol import EVENT_OPS, fail, is_cursor, is_inbound, pipelines_of, ring_of, steps
+from emmy.passes.protocol import EVENT_OPS, fail, is_cursor, is_inbound, pipelines_of, ring_of, steps, takes_turns
+from emmy.passes.verify_turns import check_turns
 
 SIDES: dict[type[Operation], str] = {ac.AcquireOp: "fill", ac.CommitOp: "fill", ac.WaitOp: "read", ac.ReleaseOp: "read"}
 
@@ -31,6 +32,8 @@ class VerifyPipelines(ModulePass):
     * a pipeline that is filled is read, and the other way round; an outbound one is filled by the consumer only, an internal
       one filled and read by it;
     * no wait (or acquire) stands where every slot of its ring is held already: the stages suffice;
+    * of two consumers that read a pipeline each computes every second tile, passes over as many tickets as the other one takes,
+      and waits for its own between taking its turn and passing it (`emmy.passes.verify_turns`);
     * a loop's body releases as many slots as it waits for; slots are free in the order of the ring.
 
     Raises EmmyError: one sentence that names the pipeline and the reason. Before and after are the same text; this is an error:
@@ -54,6 +57,7 @@ def verify_kernel(kernel: KernelOp) -> None:
     if not lowered:
         _check_halves(kernel)
         _check_sides(kernel)
+        check_turns(kernel)
     for value in _values(kernel):
         if is_cursor(value) or (isinstance(value.type, ac.SlotType) and not lowered):
             _check_once(value)
@@ -78,7 +82,7 @@ def _values(kernel: KernelOp) -> list[SSAValue]:
 def _check_halves(kernel: KernelOp) -> None:
     pipelines = pipelines_of(kernel)
     done: dict[str, set[type[Operation]]] = {name: set() for name in pipelines}
-    begun: set[tuple[str, type[Operation]]] = set()
+    begun: set[tuple[str, type[Operation], Operation | None]] = set()
     for op in kernel.walk():
         ring = ring_of(op)
         if ring is None:
@@ -97,10 +101,14 @@ def _check_halves(kernel: KernelOp) -> None:
             fail(pipeline, f"pipeline @{name} is filled but never waited for")
 
 
-def _check_begin(op: ac.BeginFillOp | ac.BeginReadOp, ring: str, begun: set[tuple[str, type[Operation]]]) -> None:
-    if (ring, type(op)) in begun:
+def _check_begin(
+    op: ac.BeginFillOp | ac.BeginReadOp, ring: str, begun: set[tuple[str, type[Operation], Operation | None]]
+) -> None:
+    # Two consumers that read a pipeline in turn begin once each.
+    one = (ring, type(op), _reader(op) if isinstance(op, ac.BeginReadOp) else None)
+    if one in begun:
         fail(op, f"pipeline @{ring} has two first cursors on one side: its cursor is one chain")
-    begun.add((ring, type(op)))
+    begun.add(one)
     parent = op.parent_op()
     while parent is not None and not isinstance(parent, KernelOp):
         if isinstance(parent, scf.ForOp):
@@ -108,6 +116,14 @@ def _check_begin(op: ac.BeginFillOp | ac.BeginReadOp, ring: str, begun: set[tupl
                 op, f"the first cursor of pipeline @{ring} stands in a loop: carry the cursor through the loop instead"
             )
         parent = parent.parent_op()
+
+
+def _reader(op: Operation) -> Operation | None:
+    """The consumer or role that holds an op, if it takes turns with another one."""
+    parent = op.parent_op()
+    while parent is not None and not isinstance(parent, ac.ConsumerOp | ac.RoleOp):
+        parent = parent.parent_op()
+    return parent if parent is not None and takes_turns(parent) else None
 
 
 def _check_sides(kernel: KernelOp) -> None:

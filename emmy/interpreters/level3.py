@@ -112,7 +112,8 @@ def _warps(program: Program, rank: int) -> list[Warp]:
     found: list[Warp] = []
     for role in program.roles:
         for share in range(role.shares):
-            found.append(Warp(first + len(found), role.name, share % role.warps, share, role.shares))
+            warp = Warp(first + len(found), role.name, share % role.warps, share, role.shares, turns=role.turns)
+            found.append(warp)
     return found
 
 
@@ -133,7 +134,8 @@ def _machine(program: Program, rank: int, size: int, landing: str, chance: rando
         ring = Ring(name, stages, outbound, fields, count, parties, count + engine, _barriers(op), cluster)
         engine += stages
         ring.fillers = sum(role.shares for role in program.roles if name in role.fills)
-        ring.readers = sum(role.shares for role in program.roles if name in role.reads)
+        # Where two roles read a ring, each ticket is for one of them.
+        ring.readers = max((role.shares for role in program.roles if name in role.reads), default=0)
         rings[name] = ring
     if program.lowered:
         return EventMachine(rings, warps, landing, chance, parties)

@@ -7,10 +7,10 @@ other ops lets another warp run. Here: control flow, and programs; `level3_ring_
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import Any
+from typing import Any, cast
 
 from xdsl.dialects import scf
 from xdsl.dialects.builtin import IntegerAttr
@@ -25,17 +25,20 @@ from emmy.interpreters.level3_ring_rules import RING_RULES
 from emmy.interpreters.level3_values import HELPERS
 from emmy.interpreters.level3_writer import Rules, Writer, rule_of
 from emmy.locations import location_of
-from emmy.passes.protocol import EVENT_OPS
+from emmy.passes.protocol import EVENT_OPS, takes_turns
 
 Body = Callable[..., Generator[str | None, None, None]]
+
+Part = ac.ProducerOp | ac.ConsumerOp | ac.RoleOp
 
 
 @dataclass(frozen=True)
 class RoleProgram:
     """`body(M, W, V, CTA)` is the generator of one warp; `fills`, `reads`: the rings that the role fills and reads.
 
-    shares: how many logical warps run it. A role of one warp runs as two halves of it, each of which copies its share, so that a
-    missing barrier shows; but not a role that says that one warp of several is active, because that warp works alone.
+    turns: whether it takes turns with another role. shares: how many logical warps run it. A role of one warp runs as two halves
+    of it, each of which copies its share, so that a missing barrier shows; but not a role that says that one warp of several is
+    active, because that warp works alone.
     """
 
     name: str
@@ -44,6 +47,7 @@ class RoleProgram:
     body: Body
     fills: frozenset[str]
     reads: frozenset[str]
+    turns: bool = False
 
 
 @dataclass(frozen=True)
@@ -145,14 +149,12 @@ def compile_kernel(kernel: tile.KernelOp) -> Program:
         raise Level3Error(
             f"kernel @{kernel.sym_name.data} has no roles or halves: it is not at level 3", location_of(kernel)
         )
-    roles = [_compile_role(kernel, part, ops) for part in parts]
+    roles = [_compile_role(kernel, part, name, ops) for part, name in zip(parts, _names(parts), strict=True)]
     lowered = any(isinstance(op, EVENT_OPS) for op in kernel.walk())
     return Program(kernel, tuple(r for r, _ in roles), tuple(ops), tuple(s for _, s in roles), lowered)
 
 
-def _compile_role(
-    kernel: tile.KernelOp, part: ac.ProducerOp | ac.ConsumerOp | ac.RoleOp, ops: list[Operation]
-) -> tuple[RoleProgram, str]:
+def _compile_role(kernel: tile.KernelOp, part: Part, name: str, ops: list[Operation]) -> tuple[RoleProgram, str]:
     w = Writer(kernel, ops, {**RULES, **RING_RULES, **FRAGMENT_RULES})
     skipped = (ac.PipelineOp, ac.ProducerOp, ac.ConsumerOp, ac.RoleOp)
     for op in kernel.block.ops:
@@ -167,16 +169,27 @@ def _compile_role(
     for op in part.walk():
         if isinstance(op, ac.AcquireOp):
             fills.add(op.pipeline.root_reference.data)
-        elif isinstance(op, ac.WaitOp):
+        elif isinstance(op, ac.WaitOp) or (isinstance(op, ac.SlotOp) and _side(op) == "read"):
             reads.add(op.pipeline.root_reference.data)
-    name = part.role.data if isinstance(part, ac.RoleOp) else part.name.removeprefix("async_copy.")
     warps = _warps(kernel, part)
     alone = isinstance(part, ac.RoleOp) and part.active is not None and warps == 1
     shares = 1 if alone else max(2, warps)
-    return RoleProgram(name, warps, shares, scope["body"], frozenset(fills), frozenset(reads)), source
+    role = RoleProgram(name, warps, shares, scope["body"], frozenset(fills), frozenset(reads), takes_turns(part))
+    return role, source
 
 
-def _warps(kernel: tile.KernelOp, part: ac.ProducerOp | ac.ConsumerOp | ac.RoleOp) -> int:
+def _side(op: ac.SlotOp) -> str:
+    return cast(ac.CursorType, op.cursor.type).side.data
+
+
+def _names(parts: Sequence[Part]) -> list[str]:
+    """The names of roles and halves, with a number from the second of a name on: by name warps find who they meet."""
+    names = [part.role.data if isinstance(part, ac.RoleOp) else part.name.removeprefix("async_copy.") for part in parts]
+    earlier = [names[:at].count(name) for at, name in enumerate(names)]
+    return [f"{name}_{count}" if count else name for name, count in zip(names, earlier, strict=True)]
+
+
+def _warps(kernel: tile.KernelOp, part: Part) -> int:
     """Real warps of a role; a producer half has two, each copying its share."""
     if isinstance(part, ac.RoleOp):
         return part.active_warps

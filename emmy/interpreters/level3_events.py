@@ -95,6 +95,8 @@ class EventMachine(Machine):
         if not taken:
             return None, cursor
         slot = self.take(warp, name, side, cursor)
+        if side == "read":
+            slot.ring.waited.setdefault(cursor, set()).add(warp.number)
         if side == "fill":
             for other in self.rings.values():
                 if other is not slot.ring and (other.outbound or slot.ring.outbound):
@@ -199,6 +201,8 @@ class EventMachine(Machine):
     def cannot_wait_for(self, warp: Warp, side: str, name: str, cursor: int) -> str | None:
         """Full: the phase of the cursor's round has ended; empty: the one before it. Blocked, what it waits for lands."""
         ring = self.rings[name]
+        if side == "full":
+            self.check_turn(warp, ring, cursor)
         round_, stage = divmod(cursor, ring.stages)
         barrier = self.mbarrier(warp, ring, side, stage)
         parity = (round_ if side == "full" else round_ + 1) % 2
@@ -430,6 +434,6 @@ class EventMachine(Machine):
             if any(barrier.flights or barrier.arrivals for barrier in ring.full):
                 raise Level3Error(f"@{name} ends with copies in flight")
             filled = {w.next[name, "fill"] for w in self.warps if (name, "fill") in w.next} or {0}
-            read = {w.next[name, "read"] for w in self.warps if (name, "read") in w.next} or {0}
+            read = self.read_tickets(ring)
             if not ring.outbound and filled != read:
                 raise Level3Error(f"@{name} ends with tickets left: filled {sorted(filled)}, read {sorted(read)}")

@@ -50,6 +50,8 @@ class Warp:
     index: int
     share: int
     shares: int
+    turns: bool = False
+    """Does its role take turns with another one?"""
     line: int = 0
     """The op (its number in the program) that is being executed."""
     next: dict[tuple[str, str], int] = field(default_factory=dict[tuple[str, str], int])
@@ -160,6 +162,32 @@ class Machine:
         self.steps += 1
         return Slot(self.rings[ring], side, cursor)
 
+    def skip(self, warp: Warp, ring: str, cursor: int, count: int) -> int:
+        """The cursor behind `count` tickets that are for another role."""
+        self.take(warp, ring, "read", cursor)
+        warp.next[ring, "read"] = cursor + count
+        self.rings[ring].in_turn = True
+        return cursor + count
+
+    def check_turn(self, warp: Warp, ring: Ring, cursor: int) -> None:
+        """A wait tells a phase from the one before only: this warp, or all that read the slot's last ticket, waited for that."""
+        before = cursor - ring.stages
+        there = ring.waited.get(before, set())
+        if ring.in_turn and before >= 0 and warp.number not in there and len(there) < ring.readers:
+            self.fault(
+                warp,
+                f"waits for ticket {cursor} of @{ring.name} before its turn: ticket {before}, in the same slot, has not been "
+                "waited for",
+            )
+
+    def read_tickets(self, ring: Ring) -> set[int]:
+        """How many tickets each reader has been through; where they read in turn, how many they all have between them."""
+        read = {w.next[ring.name, "read"] for w in self.warps if (ring.name, "read") in w.next} or {0}
+        if not ring.in_turn:
+            return read
+        done = [ticket for ticket, there in ring.waited.items() if len(there) == ring.readers]
+        return {len(done) if len(done) == len(ring.waited) == max(ring.waited, default=-1) + 1 else -1}
+
     def launch(self, flight: Flight) -> None:
         """A copy begins: its destination is poison until it lands."""
         flight.cells.data[flight.place] = flight.cells.poison
@@ -221,7 +249,9 @@ class Machine:
         """Who meets at a barrier, or for a turn: the role; at a `barrier across N`: so many warps that follow each other; at a
         warp_sync: the parts of one warp."""
         across = 1 if kind == "warp_sync" else int(kind.partition(" across ")[2] or 0)
-        return f"{warp.role} {warp.index // across}" if across else warp.role
+        if across:
+            return f"{warp.role} {warp.index // across}"
+        return "consumers" if warp.turns and kind.startswith("turn of consumer") else warp.role
 
     def mates(self, warp: Warp, kind: str) -> list[Warp]:
         """All whom a warp meets."""
@@ -310,6 +340,7 @@ class ProtocolMachine(Machine):
 
     def cannot_wait(self, warp: Warp, name: str, cursor: int) -> str | None:
         """A slot is full when every filling warp has committed it and its copies have landed, which they do now at the latest."""
+        self.check_turn(warp, self.rings[name], cursor)
         for ring in self.rings_of(self.rings[name]):
             done = ring.committed.get(cursor, 0)
             if done < ring.fillers or not ring.fillers:
@@ -321,6 +352,7 @@ class ProtocolMachine(Machine):
     def wait(self, warp: Warp, name: str, cursor: int) -> tuple[Slot, int]:
         """(slot, next cursor)."""
         slot = self.take(warp, name, "read", cursor)
+        slot.ring.waited.setdefault(cursor, set()).add(warp.number)
         warp.held[slot] = 0
         return slot, cursor + 1
 
@@ -412,7 +444,7 @@ class ProtocolMachine(Machine):
                 self.fault(warp, f"ends with ticket {slot.ticket} of @{slot.ring.name} held on the {slot.side} side")
         for name, ring in self.rings.items():
             filled = {w.next[name, "fill"] for w in self.warps if (name, "fill") in w.next} or {0}
-            read = {w.next[name, "read"] for w in self.warps if (name, "read") in w.next} or {0}
+            read = self.read_tickets(ring)
             if len(filled) > 1 or (not ring.outbound and filled != read):
                 raise Level3Error(
                     f"@{name} ends with tickets left: acquired {sorted(filled)}, waited for {sorted(read)}"

@@ -237,6 +237,10 @@ class Ring:
         """Ticket -> warps that have committed (released) it."""
         self.arrived: dict[tuple[int, int], int] = {}
         """(ticket, number of the store) -> warps that are there."""
+        self.waited: dict[int, set[int]] = {}
+        """Ticket -> the warps that have waited for it."""
+        self.in_turn = False
+        """Do two roles read it in turn?"""
         self.flights: dict[int, list[Flight]] = {}
         self.engine = engine
         """The number of slot 0's copy engine among all parties, which are the warps and then the engines."""

@@ -35,6 +35,12 @@ def _wait(w: Writer, op: ac.WaitOp) -> None:
     w.blocking(op, f"cannot_wait({at})", f"{w.name(op.slot)}, {w.name(op.next)} = M.wait({at})")
 
 
+@rule_of(RING_RULES, ac.SkipOp)
+def _skip(w: Writer, op: ac.SkipOp) -> None:
+    w.mark(op, preempt=False)
+    w.put(f"{w.name(op.next)} = M.skip(W, {_ring(op)}, {w.name(op.cursor)}, {w.name(op.count)})")
+
+
 @rule_of(RING_RULES, ac.SlotOp)
 def _slot(w: Writer, op: ac.SlotOp) -> None:
     w.mark(op, preempt=False)
@@ -128,17 +134,25 @@ def _meeting(w: Writer, op: ac.BarrierOp | ac.WarpSyncOp) -> None:
     w.put(f"while (why := M.cannot_pass(W, {kind!r})): yield why")
 
 
+def _turn(op: ac.AwaitTurnOp | ac.PassTurnOp) -> str:
+    """The meeting: of a half, or of a consumer."""
+    if op.consumer is not None:
+        return repr(f"turn of consumer {op.consumer.value.data}")
+    return f"M.turn(W, {isinstance(op, ac.AwaitTurnOp)})"
+
+
 @rule_of(RING_RULES, ac.AwaitTurnOp)
 def _await_turn(w: Writer, op: ac.AwaitTurnOp) -> None:
     w.mark(op)
-    w.put("M.arrive(W, M.turn(W, True))")
-    w.put("while (why := M.cannot_pass(W, M.turn(W, True))): yield why")
+    w.put(f"M.arrive(W, {_turn(op)})")
+    w.put(f"while (why := M.cannot_pass(W, {_turn(op)})): yield why")
 
 
 @rule_of(RING_RULES, ac.PassTurnOp)
 def _pass_turn(w: Writer, op: ac.PassTurnOp) -> None:
     w.mark(op)
-    w.put("M.arrive(W, M.turn(W, False))")
+    condition = "" if op.predicate is None else f"if {w.name(op.predicate)}: "
+    w.put(f"{condition}M.arrive(W, {_turn(op)})")
 
 
 def _simple(method: str) -> Rule:

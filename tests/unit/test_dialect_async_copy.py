@@ -70,6 +70,9 @@ offsets = {c = 0 : i64}, swizzles = {c = 128 : i64}}
     async_copy.warp_sync
     async_copy.pass_turn
     async_copy.await_turn
+    async_copy.pass_turn consumer 1 if %p
+    async_copy.await_turn consumer 0
+    %r2 = async_copy.skip @ab[%r1] by %z
     async_copy.cluster_wait
     async_copy.arrive_empty @ab, %s
   }
@@ -190,6 +193,7 @@ BROKEN = {
         ACQUIRE + f'async_copy.cp_async %a[%z, %z] -> %s["c"] bytes 16 : !tile.view<64x64xf16> -> {SLOT}',
         "pipeline @ab has no field 'c'",
     ),
+    "turn of a third": ("async_copy.await_turn consumer 2", "turns are of consumer 0 and 1, got 2"),
     "predicate": ("%q, %m = async_copy.acquire @ab[%f] if %z", "used with type i1"),
 }
 
