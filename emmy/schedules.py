@@ -18,6 +18,7 @@ ORDERS = ("auto", "grid", "heavy", "light")
 MASKS = ("loops", "guard")
 EXPONENTIALS = ("exp2", "exp", "halves")
 SHARES = ("none", "a", "b")
+COOPERATIVE, PINGPONG = CONSUMERS = ("cooperative", "pingpong")
 
 WARPGROUP_ATOM = "wgmma"
 """`atom` of products that four warps issue together, 64 rows of a block at a time and all its columns (sm_90a)."""
@@ -51,6 +52,7 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "masks": MASKS,
     "exponentials": EXPONENTIALS,
     "share": SHARES,
+    "consumers": CONSUMERS,
 }
 """Fields that hold one word, and the words."""
 
@@ -95,6 +97,8 @@ class Schedule:
     roles: one set of warps, or specialised ones: `producer_warps` more warps that only fill the rings. producer_regs,
     consumer_regs: registers of a thread of each (`setmaxnreg`); 0 takes `register_split`'s.
     persistent: 1 for as many CTAs as the card runs at once, each of which computes one tile after the other.
+    consumers: `cooperative` ones compute one tile together; of `pingpong` there are two times `warps`, each of which computes
+    tiles of its own, in turn, while the other one stores its last (`alternate-tiles`).
     splits: CTAs for each multiprocessor that share the keys of chained products, for a second kernel to combine; 0 for none.
     split_k: CTAs of a cluster that share the contraction of one tile, and add up what they have (`split-k`); 1, 2, 4 or 8.
     share: the operand whose tiles two CTAs of a cluster read together, each a half for both (`share-operands`); `b` for CTAs
@@ -141,6 +145,7 @@ class Schedule:
     producer_regs: int = 0
     consumer_regs: int = 0
     persistent: int = 0
+    consumers: str = COOPERATIVE
     splits: int = 0
     split_k: int = 1
     share: str = "none"
@@ -218,6 +223,8 @@ class Schedule:
             return problem
         if self.share != "none" and (problem := self._problem_with_sharing()) is not None:
             return problem
+        if self.consumers == PINGPONG and (problem := self._problem_with_pingpong()) is not None:
+            return problem
         halves = self.warps[0] % 2 == 0 if self.warps[1] == 1 else self.warps[1] == 2 and self.repeat
         if self.turns and not (halves and self.roles == "specialized" and not self.stagger and self.stages >= 2):
             return (
@@ -256,6 +263,16 @@ class Schedule:
             return "share and split_k each make a cluster of their own: set one of them"
         return None
 
+    def _problem_with_pingpong(self) -> str | None:
+        """What `consumers = pingpong` wants of the other fields, or None."""
+        if self.roles == "unified" or not self.persistent:
+            return (
+                f"consumers = {PINGPONG} wants a producer, and a loop over tiles: roles = specialized, persistent = 1"
+            )
+        if self.turns:
+            return f"turns and consumers = {PINGPONG} are two ways to take turns: set one of them"
+        return None
+
     @property
     def cluster(self) -> int:
         """CTAs of a cluster."""
@@ -273,9 +290,14 @@ class Schedule:
         return EIGHT_BIT_SHARE if bits == 8 else WARPGROUP_SHARE
 
     @property
+    def groups(self) -> int:
+        """How many times its grid of warps a CTA has."""
+        return 2 if self.consumers == PINGPONG else 1
+
+    @property
     def threads(self) -> int:
         """Threads of the math warps."""
-        return 32 * self.warps[0] * self.warps[1]
+        return 32 * self.warps[0] * self.warps[1] * self.groups
 
     @property
     def cta_threads(self) -> int:
