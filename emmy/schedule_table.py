@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from math import prod
+from typing import Any
 
 from emmy.schedule_fitting import fitted
 from emmy.schedule_limits import AUTO_TRANSPORT, Epilogue, problem_on_target, transport_on
@@ -85,8 +86,16 @@ _SMALL_SHARED = _tiles(
 _WGMMA = Schedule(
     atom=WARPGROUP_ATOM, warps=(8, 1), roles="specialized", persistent=1, store_columns=64, fragments=1, prefetch=0
 )
+
+
+def _warpgroups(block: tuple[int, int, int], stages: int, **fields: Any) -> Schedule:
+    """A tile of theirs. Parts of its result are panels, or another multiple of 16 columns that divides it, or all of it."""
+    part = next((columns for columns in (_WGMMA.store_columns, 80, 48) if block[1] % columns == 0), 0)
+    return replace(_WGMMA, block=block, warps=(block[0] // 16, 1), stages=stages, store_columns=part, **fields)
+
+
 _LARGE_SHARED_WGMMA = tuple(
-    Candidate(replace(_WGMMA, block=(rows, columns, depth), warps=(rows // 16, 1), stages=stages), rate)
+    Candidate(_warpgroups((rows, columns, depth), stages), rate)
     for rows, columns, depth, stages, rate in (
         (128, 256, 64, 4, 1.45),
         (128, 320, 64, 3, 1.45),
@@ -101,7 +110,7 @@ _LARGE_SHARED_WGMMA = tuple(
     )
 ) + tuple(
     # Two CTAs share a tile where tiles fill half a wave: 1.09 and 1.1 times as fast as the rows above at N = 512, K = 3840.
-    Candidate(replace(_WGMMA, block=block, warps=(block[0] // 16, 1), stages=stages, split_k=2, persistent=0), rate)
+    Candidate(_warpgroups(block, stages, split_k=2, persistent=0), rate)
     for block, stages, rate in (((128, 128, 64), 6, 1.38), ((64, 64, 128), 4, 0.8))
 )
 
