@@ -11,11 +11,26 @@ from dataclasses import dataclass
 
 from emmy.bench import accuracy, gemma4
 from emmy.bench.pages import markdown_table
-from emmy.bench.records import Record, Run
+from emmy.bench.records import Record, Run, base_name
 from emmy.bench.table import geometric_mean, percent_of_copy
+
+PINGPONG = "consumers='pingpong',atom='wgmma',roles='specialized',persistent=1"
+"""Two consumers that compute tiles in turn (`alternate-tiles`)."""
+
+VARIANTS = " ".join(
+    f'--variant "{name}:{PINGPONG},warps=({warps},1),block={block},stages={stages}"'
+    for name, warps, block, stages in (
+        ("p256", 4, "(64,256,128)", 2),
+        ("p192", 4, "(64,192,128)", 3),
+        ("p128", 4, "(64,128,128)", 4),
+        ("q128", 8, "(128,128,64)", 4),
+    )
+)
+"""Their tiles: of one warpgroup, and of two that share a tile."""
 
 FILES = {
     "96_projections": "--suite projections",
+    "962_pingpong": f"--suite gemm --suite short --variant table: {VARIANTS}",
     "97_attention": "--suite attention",
     "971_attention_sync": "--suite attention --variant \"sync:atom='m16n8k16'\"",
     "972_decode_clean": "--suite attention, --only 'decode*' --clean",
@@ -73,6 +88,25 @@ def mean_and_least(
         ok = (mean is None or average >= mean) and (least is None or worst >= least)
         told = f"{average:.3f} over {len(ratios)}, " if mean is not None or len(ratios) > 1 else ""
         return f"{told}least {worst:.3f} ({name})", ok
+
+    return find
+
+
+def best_variants(peers: Sequence[str]) -> Callable[[Run], Finding]:
+    """The geometric mean of the best variant of each case, and how often each was the best; nothing is asked of it."""
+
+    def find(run: Run) -> Finding:
+        best: dict[str, tuple[float, str]] = {}
+        for case in run.timed:
+            ratio = ratio_to(case, peers)
+            if ratio:
+                one = ratio, str(case.get("variant") or "")
+                best[base_name(case)] = max(best.get(base_name(case), one), one)
+        if not best:
+            return NOT_MEASURED
+        names = [name for _, name in best.values()]
+        often = ", ".join(f"{name} {names.count(name)}" for name in dict.fromkeys(names))
+        return f"{geometric_mean([ratio for ratio, _ in best.values()]) or 0.0:.3f} over {len(best)} ({often})", None
 
     return find
 
@@ -170,6 +204,8 @@ HOPPER = (
     Claim("products of f16 and bf16 against `torch.matmul`", "1.00, none under 0.95", "96_projections",
           mean_and_least(PRODUCTS, ("cublas",), 1.00, 0.95)),
     Claim("those from M = 2048", "none under 0.98", "96_projections", mean_and_least(tall, ("cublas",), None, 0.98)),
+    Claim("ten f16 products, `consumers = pingpong` beside the table's: the best of each", "-", "962_pingpong",
+          best_variants(("cublas",))),
     Claim("attention against cuDNN: A to D, causal, s2048 and s16384", "1.10, none under 1.00", "97_attention",
           mean_and_least(of_suites("attention", "attention lengths"), ("cudnn",), 1.10, 1.00)),
     Claim("window d256 against `flex_attention`", "3", "97_attention",

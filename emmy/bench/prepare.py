@@ -3,7 +3,8 @@
     python -m emmy.bench.prepare DIR --suite gemm --suite gemma4 [--target sm_90a] [--variant NAME:FIELD=VALUE,...]
     python -m emmy.bench.prepare DIR --suite gemm --ablate roles,stages=2|3|4,transport,accumulate
 
-Suites: `gemm` (the six shapes quoted in docs/, timed), `squares` (512 to 8192), `projections` (the six shapes and every
+Suites: `gemm` (the six shapes quoted in docs/, timed), `short` (contractions of 256 to 2048, timed), `squares` (512
+to 8192), `projections` (the six shapes and every
 product of Gemma 4 12B at 512, 2048 and 4096 tokens, f16 and bf16, timed), `tokens` (those products compiled once with
 `?` tokens, from docs/examples), `gemma4` (every product and attention kernel of that model at 512 and 2048 tokens,
 timed against PyTorch in eager mode and through `torch.compile`, with how often the model calls it), `attention` (whole,

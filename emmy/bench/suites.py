@@ -30,6 +30,9 @@ SIX = (
 )
 """M, N, K of the shapes that docs/ quotes: three squares, and Gemma 4's MLP at 4096 and 512 tokens."""
 
+SHORT = ((8192, 8192, 256), (8192, 8192, 512), (8192, 8192, 1024), (4096, 4096, 2048))
+"""M, N, K of products whose tiles take as long to store as some of their steps."""
+
 EXAMPLES = Path(__file__).resolve().parents[2] / "docs" / "examples"
 """Of the checkout that this file is in: the examples are no part of the wheel."""
 
@@ -110,6 +113,11 @@ def product(m: int, n: int, k: int, dtype: str = "f16", **fields: Any) -> Work:
 def gemm() -> Iterator[Work]:
     """The six shapes."""
     yield from (product(m, n, k, suite="six") for m, n, k in SIX)
+
+
+def short() -> Iterator[Work]:
+    """Products of short contractions."""
+    yield from (product(m, n, k, suite="short") for m, n, k in SHORT)
 
 
 def squares() -> Iterator[Work]:
@@ -276,6 +284,7 @@ SUITES = {
     "attention": attention,
     "attention_accuracy": attention_accuracy,
     "gemm": gemm,
+    "short": short,
     "squares": squares,
     "gemma4": gemma4,
     "projections": projections,

@@ -15,6 +15,9 @@ SCHEDULE = "atom = wgmma, block = [64, 64, 64], warps = [4, 1], stages = 4, frag
 """All that the page shows, so that another choice of the table does not change it."""
 
 SPLIT = "split_k = 2, persistent = 0"
+INTURN = f"{SCHEDULE}, roles = specialized, persistent = 1, consumers = pingpong"
+"""Two consumers that compute tiles in turn."""
+
 TOGETHER = "roles = specialized, share = b"
 """Two CTAs that share the tiles of operand b."""
 
@@ -120,6 +123,49 @@ a CTA that fills slots of the other one begins when both have begun, and ends wh
 
 Half of the reads of one operand from the L2 cache are saved. On an H200 that changed the ratio to cuBLAS of 23 products by -4 to
 +1 % (b) and -9 to 0 % (a), so no row of the table has it: the cache is fast enough, and CTAs that wait for each other are not.
+
+## Two consumers, a tile each
+
+The consumers of the kernels above compute one tile together (`cooperative`): while they store it, no product runs. With
+`consumers = pingpong` a CTA has two of them, each with the schedule's `warps` and `block`, and they compute its tiles in turn:
+the main loop of one runs under the epilogue of the other (`alternate-tiles`).
+
+```console
+$ emmy run {example} --target {target} --device emulator --schedule "{inturn}" --check
+...
+c: RMS error ... of the RMS, bound ...: ok
+```
+
+The producer does not know: it fills one ring, in the order of the tiles. Each consumer takes its turn before a tile's first wait,
+passes it behind the last one, and then passes over the tickets of the other's tile. A wait tells a phase of a slot from the one
+before it and no more, so it is the turn that makes a wait mean what it says; `verify-pipelines` refuses text where a turn is
+missing, or goes to the wrong consumer, or where other numbers of tickets are passed over, and the interpreter of level 3 stops at
+such a wait. A turn is passed only if there is a tile for it, so that none is left over.
+
+<table>
+<tr><th>consumer 0 after <code>alternate-tiles</code></th><th>consumer 1</th></tr>
+<tr><td><pre>
+{even}
+</pre></td><td><pre>
+{odd}
+</pre></td></tr>
+</table>
+
+The same as PTX, of consumer 0: a turn is taken by `bar.sync` and passed by `bar.arrive`, which waits for nobody.
+
+```
+{turns}
+```
+
+It wants `roles = specialized` and `persistent = 1`; any atom and transport will do, and `share`. Registers and staged results are
+those of two consumers: tiles of one warpgroup each, `block = [64, 256, 128], warps = [4, 1], stages = 2`, have 240 registers a
+thread, tiles of two (`block = [128, 128, 64], warps = [8, 1], stages = 4`) 112.
+
+**It has not been measured**, and no row of the table has it. It should win where storing a tile takes long beside its main loop:
+contractions of 1024 or less. It should lose at long ones: one warpgroup at a time multiplies, and nothing hides its wait for
+the products of a slot (one warpgroup reached 0.83 of two in printed kernels with slots of 64), so slots should be deep; and
+tiles of 64 rows read more from the L2 cache for each product than tiles of 128. What to time is `962_pingpong` of
+`emmy/bench/claims.py`.
 """
 
 
@@ -136,6 +182,7 @@ def wgmma_page(notice: str, root: Path) -> str:
         ptx="\n".join(map(shorten, main_loop(module.ptx, "wgmma.mma_async").splitlines())),
         **exchange_texts(root),
         **sharing_texts(root),
+        **turn_texts(root),
     )
 
 
@@ -166,6 +213,27 @@ def sharing_texts(root: Path) -> dict[str, str]:
     producer = "\n...\n".join(["async_copy.cluster_wait", loop, last])
     releases = [line.strip() for line in module.ptx.splitlines() if "mapa" in line or "arrive.shared::cluster" in line]
     return {"halves": html.escape(producer), "releases": "\n".join(releases)}
+
+
+def turn_texts(root: Path) -> dict[str, str]:
+    """The loops over tiles of two consumers, and the turns of one of them at level 4."""
+    module = compile(root / EXAMPLE, TARGET, schedule=parse_schedule(INTURN))
+    _, even, odd = module.ir("alternate-tiles").split("async_copy.consumer {")
+    kept = ("consumer", "@", "scf.", "arith.addi", "arith.cmpi slt")
+    loops: list[str] = []
+    for consumer in (even, odd):
+        whole = consumer.partition("async_copy.drain")[0].splitlines()
+        short = [line.partition(" : ")[0].partition(" iter_args")[0].removeprefix("      ") for line in whole]
+        loops.append("\n".join(x for x in short if "mma." not in x and (any(w in x for w in kept) or x.strip() == "}")))
+    role = module.ptx[module.ptx.index("// role consumer") : module.ptx.index("// role consumer_1")].splitlines()
+    turns = [i for i, line in enumerate(role) if "bar.sync %r" in line or "bar.arrive %r" in line]
+    taken, passed = role[turns[0]], role[turns[1] - 3 : turns[1] + 2]
+    return {
+        "inturn": INTURN,
+        "even": html.escape(loops[0]),
+        "odd": html.escape(loops[1]),
+        "turns": "\n".join([taken, "\t...", *passed]),
+    }
 
 
 def lines_between(text: str, first: str, last: str) -> str:
