@@ -6,6 +6,7 @@ import contextlib
 import gc
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
+from operator import is_not
 from pathlib import Path
 from typing import Any
 
@@ -68,7 +69,8 @@ def lower(
     context = make_context()
     with _without_garbage_collection():
         module = parse_module(text, file, context)
-        verify_module(module)
+        verify = Verifier(module)
+        verify()
         if options.entry is not None:
             _keep_only(module, options.entry)
         if options.accumulate is not None:
@@ -86,7 +88,7 @@ def lower(
                 lowered.schedules = kernel_schedules(module, lowered.reasons, complete)
             if complete or has_work(step, module):
                 pinned = pinned_products(module) if step.name == "assign-schedule" else None
-                _run(step, options, module, context)
+                _run(step, options, module, context, verify)
                 if pinned is not None:
                     lowered.reasons = schedule_reasons(module, pinned, options)
                 lowered.steps.append(step)
@@ -94,16 +96,37 @@ def lower(
                     observe(step.name, module)
             if step.name == stop_after:
                 break
-        verify_module(module)
+        verify()
     return lowered
 
 
-def _run(step: Step, options: Options, module: ModuleOp, context: Any) -> None:
+class Verifier:
+    """Verifies a module on its way down; not again where nothing has changed, which most passes of most kernels leave."""
+
+    def __init__(self, module: ModuleOp):
+        self.module = module
+        self.parts: list[Any] = []
+        """What was there at the last time: ops, block arguments, operands, types, attributes, in the order of the text."""
+
+    def __call__(self) -> None:
+        """Raises `EmmyError` at the first op that is wrong."""
+        parts: list[Any] = []
+        for op in self.module.walk():
+            parts += (op, *op.operands, *op.result_types, *op.properties.values(), *op.attributes.values())
+            for region in op.regions:
+                for block in region.blocks:
+                    parts += (block, *block.arg_types)
+        if len(parts) != len(self.parts) or any(map(is_not, parts, self.parts)):
+            verify_module(self.module)
+            self.parts = parts
+
+
+def _run(step: Step, options: Options, module: ModuleOp, context: Any, verify: Verifier) -> None:
     for one in parse_passes(options.pass_text(step), options.target):
         try:
             one.apply(context, module)
             if options.verify_each:
-                verify_module(module)
+                verify()
         except Exception as error:
             raise as_emmy_error(error, f"running {step.name}") from None
 

@@ -11,7 +11,7 @@ import pytest
 import emmy
 from emmy.artefact import Artefact, run_on_emulator
 from emmy.assemble import find_tool
-from emmy.compilation import lower
+from emmy.compilation import Verifier, lower
 from emmy.compiler import CompiledModule, Options, default_target
 from emmy.errors import EmmyError
 from emmy.ir import parse_module, print_module
@@ -286,3 +286,14 @@ def test_locations_survive_to_level_4():
 def test_the_level_of_a_module(module: CompiledModule):
     levels = {stage: level_of(parse_module(module.ir(stage), stage)) for stage in ("input", *LEVELS)}
     assert levels == {"input": "tensor_op", "tensor_op": "tensor_op", "tile": "tile", "level3": "level3", "ptx": "ptx"}
+
+
+def test_what_has_changed_is_verified_again():
+    parsed = parse_module(MATMUL, "mm.mlir")
+    verify = Verifier(parsed)
+    verify()
+    verify()
+    product = next(op for op in parsed.walk() if op.name == "tensor_op.matmul")
+    product.operands[0] = product.operands[1]
+    with pytest.raises(EmmyError, match=r"gives 64x64, not \?x64"):
+        verify()
