@@ -190,7 +190,7 @@ class Fragments(FragmentMaps):
         lanes = lane_position(self.builder, self.lane, shape)
         box = BoxAddresses(b, view, at.indices, lanes)
         rows_left, columns_left = room_of_fragment(b, view, at, (shape.rows, shape.cols), block[:2], lanes)
-        pairs = self._stored_in_pairs(view, at.indices)
+        pairs = self._stored_in_words(view, at.indices)
         coordinates = element_coordinates(shape.rows, shape.cols, shape.place, shape.atom)
         for number, (row, col) in enumerate(coordinates[::2]):
             values, name = self._stored(shape, registers, number, pairs)
@@ -263,12 +263,13 @@ class Fragments(FragmentMaps):
     def load_global(
         self, op: mma.LoadGlobalOp, view: View, at: TileOffset, transposed: bool, block: Sequence[int]
     ) -> Registers:
-        """A packed fragment straight from a view, two elements a register; zeros beyond the bounds.
+        """A packed fragment straight from a view, two or four elements a register; zeros beyond the bounds.
 
         block: rows, columns and depth of the CTA's tile (see `room_of_fragment`).
         """
         b, shape = self.builder, shape_of(op.result.type)
-        if not shape.packed or 1 in (shape.rows, shape.cols) or view.rank < 2:
+        each = shape.per_register
+        if each == 1 or 1 in (shape.rows, shape.cols) or view.rank < 2:
             raise EmmyError(f"no instruction loads the fragment {op.result.type} from global memory", location_of(op))
         row, column = lane_position(self.builder, self.lane, shape)  # of the first element, in all places
         tile, extents = (block[0] if shape.place == "a" else block[1], block[2]), (shape.rows, shape.cols)
@@ -277,28 +278,37 @@ class Fragments(FragmentMaps):
             tile, extents = tile[::-1], extents[::-1]
         box = BoxAddresses(b, view, at.indices, lanes)
         left = room_of_fragment(b, view, at, extents, tile, lanes)
-        pairs = not transposed and self._stored_in_pairs(view, at.indices)
+        whole = not transposed and self._stored_in_words(view, at.indices)
         coordinates = element_coordinates(shape.rows, shape.cols, shape.place, shape.atom)
         places = [(place[::-1] if transposed else place) for place in coordinates]
         loaded: dict[int, SSAValue] = {}
-        for number in sorted(range(0, len(places), 2 if pairs else 1), key=places.__getitem__):
+        for number in sorted(range(0, len(places), each if whole else 1), key=places.__getitem__):
             at_row, at_column = places[number]
             address = box.address(at_row, at_column)
             guard = b.both(inside(b, left[0], at_row), inside(b, left[1], at_column))
-            zero = b.constant(0, i32 if pairs else i16)
+            zero = b.constant(0, i32 if whole else i16)
             operands = [address.register] if guard is True else [address.register, b.predicate(guard), zero]
-            name = "ld_global_b32" if pairs else "ld_global_b16"
+            name = "ld_global_b32" if whole else f"ld_global_b{32 // each}"
             loaded[number] = b.emit(name, operands, (address.immediate,)).results[0]
-        if pairs:
-            return [loaded[number] for number in range(0, len(places), 2)]
-        return self._pair_up([loaded[number] for number in range(len(places))])
+        if whole:
+            return [loaded[number] for number in range(0, len(places), each)]
+        apart = [loaded[number] for number in range(len(places))]
+        return self._pair_up(apart) if each == 2 else self._join_bytes(apart)
 
-    def _stored_in_pairs(self, view: View, indices: Sequence[Number]) -> bool:
-        """Whether neighbouring columns of a view are 4 bytes at a multiple of 4 that is inside as a whole or not at all."""
+    def _join_bytes(self, apart: Registers) -> Registers:
+        """Bytes, in 16-bit registers each, as 32-bit registers of four."""
+        b = self.builder
+        even, odd = (self._pair_up(apart[first::2]) for first in (0, 1))
+        return [b.pure("or_b32", x, b.pure("shl_b32", y, b.constant(8, i32))) for x, y in zip(even, odd, strict=True)]
+
+    def _stored_in_words(self, view: View, indices: Sequence[Number]) -> bool:
+        """Whether neighbouring columns of a view, four of 8 bits or two of others, lie together at a multiple of their bytes, and
+        are inside all or none."""
         strides, size = view.strides, view.element_bytes
-        pairs = strides[-1] == size and self.builder.multiple(indices[-1]) % 2 == 0
-        pairs = pairs and all(isinstance(s, int) and s % (2 * size) == 0 for s in strides[:-1])
-        return pairs and isinstance(view.sizes[-1], int) and view.sizes[-1] % 2 == 0
+        count = 4 if size == 1 else 2
+        words = strides[-1] == size and self.builder.multiple(indices[-1]) % count == 0
+        words = words and all(isinstance(s, int) and s % (count * size) == 0 for s in strides[:-1])
+        return words and isinstance(view.sizes[-1], int) and view.sizes[-1] % count == 0
 
     def _stored(
         self, shape: Shape, registers: Registers, number: int, pairs: bool

@@ -40,9 +40,9 @@ REDUCTIONS = {"sum": "add", "max": "max"}
 
 
 def lane_position(b: Builder, lane: SSAValue, shape: Shape) -> tuple[Number, Number]:
-    """(row, column) of the first element of this lane in a c fragment; sizes of 1 are held by all lanes."""
+    """(row, column) of the first element of this lane, of two neighbours, or four of 8 bits; sizes of 1 are held by all lanes."""
     row = b.divide(lane, 4) if shape.rows > 1 else 0
-    return row, b.mul(b.low_bits(lane, 3), 2) if shape.cols > 1 else 0
+    return row, b.mul(b.low_bits(lane, 3), max(shape.per_register, 2)) if shape.cols > 1 else 0
 
 
 class FragmentMaps:

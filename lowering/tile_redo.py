@@ -26,7 +26,7 @@ from xdsl.dialects import arith, scf
 from xdsl.ir import Block, Operation, Region, SSAValue
 from xdsl.traits import is_side_effect_free
 
-from emmy.atoms import get_atom
+from emmy.atoms import any_atom
 from emmy.dialects import mma, tile
 from emmy.dialects.common import Index
 from emmy.dialects.tensor_op import contraction
@@ -104,12 +104,12 @@ class Redo:
         a, b = tile_type(op.a), tile_type(op.b)
         ta, tb = op.transpose_a is not None, op.transpose_b is not None
         m, n, k, _ = contraction(a.get_shape(), b.get_shape(), ta, tb)
-        step, (rows, cols) = get_atom(held.atom.data, "f16", "f32").k, held.get_shape()
+        step, (rows, cols) = any_atom(held.atom.data).k, held.get_shape()
         body = Block(arg_types=[Index, held])
         inner, at = emit.inside(body), body.args[0]
         types = [
-            mma.FragmentType.get((size, step), a.element_type, place, held.atom.data)
-            for size, place in ((rows, "a"), (cols, "b"))
+            mma.FragmentType.get((size, step), type_.element_type, place, held.atom.data)
+            for type_, size, place in ((a, rows, "a"), (b, cols, "b"))
         ]
         fa = self.operand(op.a, [at, self.offset(0, m)] if ta else [self.offset(0, m), at], types[0], ta, inner)
         fb = self.operand(op.b, [self.offset(1, n), at] if tb else [at, self.offset(1, n)], types[1], not tb, inner)

@@ -3,7 +3,8 @@ and the emulator give the same bits on small integers."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import re
+from dataclasses import dataclass, replace
 
 import ml_dtypes
 import numpy as np
@@ -78,9 +79,11 @@ class Product:
         return [*operands, *(scale.astype(np.float32) for scale in scales)]
 
 
-def check_levels(product: Product, module: emmy.CompiledModule, how: dict) -> None:
+def check_levels(
+    product: Product, module: emmy.CompiledModule, how: dict, arguments: list[Array] | None = None
+) -> None:
     """All levels give the reference's bits."""
-    arguments = product.arguments(how["seed"])
+    arguments = arguments or product.arguments(how["seed"])
     (expected,) = level1.run(parse_module(product.text(), "input"), "mm", arguments, "policy")
 
     def check(level: str, results: list[Array]) -> None:
@@ -160,9 +163,11 @@ RUNS = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=30, phases=(Phase.explicit, Phase.generate))
+@settings(max_examples=20, phases=(Phase.explicit, Phase.generate))
 @given(product=products(), schedule=SCHEDULES, target=st.sampled_from(("sm_89", "sm_90a", "sm_120a")), how=RUNS)
 def test_every_level_gives_the_same_bits(product: Product, schedule: dict, target: str, how: dict):
+    if not product.policy.startswith("hybrid"):
+        schedule = {name: value for name, value in schedule.items() if name not in ("partials", "promotion")}
     check_levels(product, emmy.compile(product.text(), target, schedule=schedule), how)
 
 
@@ -256,6 +261,93 @@ def test_split_accumulation_alone_keeps_what_it_means():
     assert np.array_equal(before, after)
 
 
+ROUNDED = {
+    "mma.sync": ("sm_89", {"atom": "m16n8k32", "block": (32, 64, 64), "warps": (1, 2), "stages": 2}),
+    "by TMA": (
+        "sm_120a",
+        {"atom": "m16n8k32", "block": (32, 64, 64), "warps": (1, 2), "stages": 2, "transport": "tma"},
+    ),
+    "warpgroups": ("sm_90a", {"atom": "wgmma", "block": (64, 64, 64), "warps": (4, 1), "stages": 2, "fragments": 1}),
+}
+"""Schedules whose partial sums of 64 elements end where the policy's do."""
+
+
+@pytest.mark.parametrize("policy", ["f16", "hybrid, max_k = 64, partial = f16", "hybrid, max_k = 32, partial = f16"])
+@pytest.mark.parametrize("how", ROUNDED)
+def test_f16_sums_are_rounded_once_in_32_elements(how: str, policy: str):
+    """Positive integers, even in A: sums of 32 products pass 4096, from where f16 has multiples of 4 only; f32 is exact."""
+    target, schedule = ROUNDED[how]
+    product = Product(40, 72, 192, "f8E4M3FN", "f8E5M2", "f32", policy, "", False)
+    chance = np.random.default_rng(7)
+    arguments = [
+        chance.choice(values, (size, product.k)).astype(DTYPES[dtype])
+        for values, size, dtype in (((16, 18, 22, 30), product.m, product.a), ((4, 5, 6, 7), product.n, product.b))
+    ]
+    (expected,) = level1.run(parse_module(product.text(), "input"), "mm", arguments, "policy")
+    exact = arguments[0].astype(np.float32) @ arguments[1].astype(np.float32).T
+    assert 0 < np.abs(expected - exact).max() <= (50 if policy == "f16" else 20)
+    module = emmy.compile(product.text(), target, schedule=schedule)
+    check_levels(product, module, {"landing": "random", "order": "random", "seed": 7}, arguments)
+
+
+@pytest.mark.parametrize(("k", "promotion"), [(128, "convert"), (33, "identity")])
+@pytest.mark.parametrize("how", ROUNDED)
+def test_a_partial_sum_that_overflows_is_summed_again(how: str, k: int, promotion: str):
+    """256 x 256 is beyond f16, though it is far from the end of either type of operand."""
+    target, schedule = ROUNDED[how]
+    lost, kept = (
+        Product(40, 72, k, "f8E4M3FN", "f8E5M2", "f32", f"hybrid, partial = f16, overflow = {word}", "", False)
+        for word in ("propagate", "redo")
+    )
+    arguments = lost.arguments(2)
+    arguments[0][3], arguments[1][5] = 256, 256
+    exact = arguments[0].astype(np.float32) @ arguments[1].astype(np.float32).T
+    if how != "mma.sync" and k % 16:
+        schedule = {"transport": "cp_async"}  # TMA does not take such rows
+    for product in (lost, kept):
+        module = emmy.compile(product.text(), target, schedule=schedule | {"promotion": promotion})
+        (result,), _ = run_on_emulator(module.portable_artefact, "mm", arguments)
+        assert np.isfinite(result).all() == (product is kept)
+    assert np.array_equal(result, exact)
+    (level_1,) = level1.run(parse_module(kept.text(), "input"), "mm", arguments, "policy")
+    assert np.array_equal(level_1, exact)
+
+
+FAULTS = {
+    "the halves of a partial sum are exchanged": (r"mov\.b32 \{(%h\d+),(%h\d+)\}, (%r\d+);", r"mov.b32 {\2,\1}, \3;"),
+    "an operand is of the other type": (r"row\.col\.f16\.e4m3\.e5m2\.f16", "row.col.f16.e5m2.e5m2.f16"),
+    "a partial sum goes on with the one before": (
+        r"(mma\.sync\S* )(\{%r\d+,%r\d+\})(, \{[^}]*\}, \{[^}]*\}, )\{(%r\d+),\4\};",
+        r"\1\2\3\2;",
+    ),
+}
+"""What is changed in the PTX of the kernel, once."""
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_seeded_faults_of_promotion_are_caught(fault: str):
+    """Each gives other integers, or reads what was never written."""
+    product = Product(64, 64, 256, "f8E4M3FN", "f8E5M2", "f32", "hybrid, max_k = 64, partial = f16", "", False)
+    schedule = {"atom": "m16n8k32", "block": (64, 64, 128), "warps": (2, 2), "stages": 2}
+    artefact = emmy.compile(product.text(), "sm_89", schedule=schedule).portable_artefact
+    arguments = product.arguments(4)
+    exact = arguments[0].astype(np.float32) @ arguments[1].astype(np.float32).T
+
+    def right(changed: bool) -> bool:
+        (image,) = artefact.images.values()
+        text, count = re.subn(*FAULTS[fault], image.ptx or "", count=int(changed)) if changed else (image.ptx or "", 0)
+        assert count == changed
+        images = {name: replace(one, ptx=text) for name, one in artefact.images.items()}
+        try:
+            (result,), _ = run_on_emulator(replace(artefact, images=images), "mm", arguments)
+        except EmmyError:
+            return False
+        return np.array_equal(result, exact)
+
+    assert right(changed=False)
+    assert not right(changed=True)
+
+
 DENSE = Product(64, 64, 64, "f8E4M3FN", "f8E5M2", "f16", "f32", "", False).text()
 REFUSED = {
     "an A100": (
@@ -288,6 +380,12 @@ REFUSED = {
         "sm_90a",
         {"atom": "wgmma", "block": (128, 256, 128), "warps": (8, 1), "stages": 2},
         "each thread needs at least 280 registers",
+    ),
+    "f16 sums on an A100": (
+        DENSE.replace("<f32>", "<f16>"),
+        "sm_80",
+        {},
+        r"sm_80 does not have atom m16n8k32 with f8E4M3FN and f8E5M2 operands; it needs sm_89",
     ),
     "a map of 8 bits": (
         "func.func @f(%a: tensor<8x8xf8E5M2>) -> tensor<8x8xf8E5M2> {\n"
