@@ -27,7 +27,7 @@ from emmy.dialects.mma_elements import (
     SliceOp,
 )
 from emmy.dialects.mma_fragments import FragmentType, LoadGlobalOp, LoadOp, StoreGlobalOp, StoreOp, WarpOp
-from emmy.dialects.mma_products import CommitOp, FenceOp, IssueOp, MmaOp, PromoteOp, WaitOp
+from emmy.dialects.mma_products import CommitOp, FenceOp, IssueOp, MmaOp, PromoteOp, WaitOlderOp, WaitOp
 
 Mma = Dialect(
     "mma",
@@ -45,6 +45,7 @@ Mma = Dialect(
         IssueOp,
         CommitOp,
         WaitOp,
+        WaitOlderOp,
         PromoteOp,
         MapOp,
         ReduceOp,

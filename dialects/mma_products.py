@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import ClassVar, cast
 
+from xdsl.dialects import scf
 from xdsl.dialects.builtin import IntegerAttr, i64
-from xdsl.ir import SSAValue
+from xdsl.ir import SSAValue, Use
 from xdsl.irdl import (
     IRDLOperation,
     VarConstraint,
@@ -107,7 +108,7 @@ class IssueOp(IRDLOperation):
         if not isinstance(self.b.owner, LoadOp) or self.b.owner.in_place is None:
             raise VerifyException("operand b of mma.issue is read in place")
         for use in self.result.uses:
-            if not (isinstance(use.operation, IssueOp) and use.index == 2) and not isinstance(use.operation, WaitOp):
+            if not takes_in_flight(use):
                 raise VerifyException("the result of mma.issue is in flight: mma.wait for it first")
 
 
@@ -136,6 +137,54 @@ class WaitOp(IRDLOperation):
     def verify_(self) -> None:
         if self.pending.value.data < 0:
             raise VerifyException(f"mma.wait leaves 0 or more groups pending, got {self.pending.value.data}")
+
+
+def takes_in_flight(use: Use) -> bool:
+    """Whether a use is for sums in flight: as `c` of further products, or to wait for them or for those before them."""
+    issued = isinstance(use.operation, IssueOp) and use.index == 2
+    return issued or isinstance(use.operation, WaitOp | WaitOlderOp)
+
+
+@irdl_op_definition
+class WaitOlderOp(IRDLOperation):
+    """Wait until one group at most is unfinished, the newest, which is that of `sum`; its result is still in flight.
+
+    It may be carried through loops; only an issue (as `c`) or a wait takes it. What older groups read in place is free from here
+    on. PTX: wgmma.wait_group 1.
+    """
+
+    ACC: ClassVar = VarConstraint("ACC", base(FragmentType))
+    name = "mma.wait_older"
+    sum = operand_def(ACC)
+    result = result_def(ACC)
+    assembly_format = "$sum attr-dict `:` type($result)"
+
+    def __init__(self, sum_: SSAValue):
+        super().__init__(operands=[sum_], result_types=[sum_.type])
+
+    def verify_(self) -> None:
+        seen: set[SSAValue] = set()
+        work: list[SSAValue] = [self.result]
+        while work:
+            value = work.pop()
+            if value in seen:
+                continue
+            seen.add(value)
+            for use in value.uses:
+                carried = carried_to(use)
+                if not carried and not takes_in_flight(use):
+                    raise VerifyException("the result of mma.wait_older is in flight: mma.wait for it first")
+                work += carried
+
+
+def carried_to(use: Use) -> list[SSAValue]:
+    """What a value becomes that a loop begins with or yields: the loop's argument and its result; nothing for other uses."""
+    loop, position = use.operation, use.index - 3
+    if isinstance(loop, scf.YieldOp):
+        loop, position = loop.parent_op(), use.index
+    if not isinstance(loop, scf.ForOp) or position < 0:
+        return []
+    return [loop.body.block.args[1 + position], loop.results[position]]
 
 
 @irdl_op_definition

@@ -395,6 +395,8 @@ def problem_of_chain(schedule: Schedule, target: Target, chain: Chain) -> str | 
         return "split_k and share are for one product, and these are two in a row"
     if schedule.groups > 1:
         return f"consumers = {schedule.consumers} is for one product, and these are two in a row"
+    if schedule.carry:
+        return "carry is for one product, and these are two in a row"
     if schedule.block[1] % 16:
         return f"block[1] is the second product's contraction too: it is a multiple of 16, got {schedule.block[1]}"
     if chain.width % (8 * schedule.warps[1]):

@@ -51,6 +51,7 @@ DEFAULT: tuple[Step, ...] = (
     Step("level3", "take-turns", ("mma.convert",)),
     Step("level3", "double-buffer-fragments", ("mma.mma",)),
     Step("level3", "issue-products", ("mma.mma",)),
+    Step("level3", "carry-products", ("mma.issue",)),
     Step("level3", "alternate-tiles", ("async_copy.consumer",)),
     Step("level3", "verify-pipelines", PROTOCOL),
     Step("level3", "place-roles", ("async_copy.producer", "async_copy.consumer")),

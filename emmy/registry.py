@@ -34,6 +34,7 @@ PASSES: dict[str, str] = {
     "prefetch-fragments": "emmy.passes.prefetch_fragments",
     "double-buffer-fragments": "emmy.passes.double_buffer_fragments",
     "issue-products": "emmy.passes.issue_products",
+    "carry-products": "emmy.passes.carry_products",
     "alternate-tiles": "emmy.passes.alternate_tiles",
     "verify-pipelines": "emmy.passes.verify_pipelines",
     "place-roles": "emmy.passes.place_roles",

@@ -76,6 +76,7 @@ RANGES: dict[str, tuple[int, int]] = {
     "lazy": (0, 12),
     "overlap": (0, 1),
     "turns": (0, 1),
+    "carry": (0, 1),
     "ahead": (0, 32),
     "polynomial": (0, 32),
     "repeat": (0, 1),
@@ -122,6 +123,8 @@ class Schedule:
     stagger: 1 to compute a product's operand k-step by k-step, each under the product of the step before (`stagger-products`).
     overlap: 1 to put a product with a computed operand under the next iteration, where roles are apart (`overlap-products`).
     turns: 1 to let two halves of the warps take turns at products, where roles are apart (`take-turns`).
+    carry: 1 to leave the products of an iteration of a main loop in flight while the next one begins, where roles are apart and
+    K is known (`carry-products`).
     repeat: 1 where warps beside each other each compute all that a computed operand is made of, for their own columns of the
     product with it (`tile_exchange`); 0 where each computes a part, and the parts are exchanged.
     seldom: 1 to look for a row's lazy maximum only where some lane has passed it (`reduce-seldom`), not on `wgmma`.
@@ -169,6 +172,7 @@ class Schedule:
     lazy: int = 0
     overlap: int = 0
     turns: int = 0
+    carry: int = 0
     ahead: int = 0
     exponentials: str = "exp2"
     polynomial: int = 0
@@ -217,6 +221,8 @@ class Schedule:
             return f"atom = {WARPGROUP_ATOM} reads registers that nothing may write meanwhile; use overlap, not stagger"
         if self.overlap and self.roles == "unified":
             return "overlap belongs to roles = specialized"
+        if self.carry and (self.roles == "unified" or self.atom != WARPGROUP_ATOM or self.stages < 2):
+            return f"carry is for products of warpgroups and two slots: atom = {WARPGROUP_ATOM}, roles = specialized, stages >= 2"
         if self.reuse and (self.overlap or self.late_stages):
             return "reuse leaves no tile of its own to a second product: it wants overlap = 0 and late_stages = 0"
         if self.split_k > 1 and (problem := self._problem_with_split()) is not None:

@@ -117,6 +117,10 @@ class FragmentLowering(TmaLowering):
         """`wgmma.wait_group`"""
         self.values[op.result] = self.products.wait(op.pending.value.data, self.registers(op.sum))
 
+    def wait_older(self, op: mma.WaitOlderOp) -> None:
+        """`wgmma.wait_group 1`; the registers stay what they are."""
+        self.values[op.result] = self.products.wait(1, self.registers(op.sum))
+
     def promote(self, op: mma.PromoteOp) -> None:
         """As the schedule says, else as the target is best at."""
         by = self.schedule.promotion if self.schedule else "auto"
@@ -177,6 +181,7 @@ FRAGMENT_OPS: dict[type[Operation], Convert] = {
     mma.FenceOp: FragmentLowering.fence,
     mma.CommitOp: FragmentLowering.commit,
     mma.WaitOp: FragmentLowering.wait_products,
+    mma.WaitOlderOp: FragmentLowering.wait_older,
     mma.PromoteOp: FragmentLowering.promote,
     mma.MapOp: FragmentLowering.map,
     mma.ReduceOp: FragmentLowering.reduce,

@@ -90,6 +90,7 @@ COUNTS_FROM_ZERO = (
     "lazy",
     "overlap",
     "turns",
+    "carry",
     "ahead",
     "polynomial",
     "repeat",
@@ -148,6 +149,7 @@ class AssignSchedule(ModulePass):
     lazy: int = -1
     overlap: int = -1
     turns: int = -1
+    carry: int = -1
     ahead: int = -1
     exponentials: str = ""
     polynomial: int = -1

@@ -139,7 +139,7 @@ def _release_early(consumer: ac.ConsumerOp) -> None:
         block, before = op.parent_block(), op.prev_op
         while before is not None and not _names(before, op.slot):
             before = before.prev_op
-        if before is None or not before.regions:
+        if before is None or not before.regions or op.slot in before.results:
             before = op.prev_op
             while before is not None and not _needs_slot(before, op.slot):
                 before = before.prev_op
@@ -155,7 +155,7 @@ def _names(op: Operation, slot: SSAValue) -> bool:
 
 def _needs_slot(op: Operation, slot: SSAValue) -> bool:
     """Whether a slot may not be released before an op: one that names it, or waits for products that read it in place."""
-    return _names(op, slot) or any(isinstance(inner, mma.WaitOp) for inner in op.walk())
+    return _names(op, slot) or any(isinstance(inner, mma.WaitOp | mma.WaitOlderOp) for inner in op.walk())
 
 
 def _drop_unused(body: Block) -> None:

@@ -18,15 +18,23 @@ PINGPONG = "consumers='pingpong',atom='wgmma',roles='specialized',persistent=1"
 """Two consumers that compute tiles in turn (`alternate-tiles`)."""
 
 VARIANTS = " ".join(
-    f'--variant "{name}:{PINGPONG},warps=({warps},1),block={block},stages={stages}"'
-    for name, warps, block, stages in (
-        ("p256", 4, "(64,256,128)", 2),
-        ("p192", 4, "(64,192,128)", 3),
-        ("p128", 4, "(64,128,128)", 4),
-        ("q128", 8, "(128,128,64)", 4),
+    f'--variant "{name}:{fields}"'
+    for name, fields in (
+        ("carry", "carry=1"),
+        ("p256", f"{PINGPONG},carry=1,warps=(4,1),block=(64,256,64),stages=4"),
+        ("p192", f"{PINGPONG},carry=1,warps=(4,1),block=(64,192,64),stages=6"),
+        ("p128", f"{PINGPONG},carry=1,warps=(4,1),block=(64,128,64),stages=8"),
+        ("q128", f"{PINGPONG},carry=1,warps=(8,1),block=(128,128,64),stages=4"),
+        ("p256_deep", f"{PINGPONG},warps=(4,1),block=(64,256,128),stages=2"),
+        ("one256", "atom='wgmma',roles='specialized',persistent=1,warps=(4,1),block=(64,256,64),stages=4"),
+        (
+            "one256_carry",
+            "atom='wgmma',roles='specialized',persistent=1,warps=(4,1),block=(64,256,64),stages=4,carry=1",
+        ),
     )
 )
-"""Their tiles: of one warpgroup, and of two that share a tile."""
+"""What is beside the table's choice: that with products carried over iterations; ping-pong tiles of one warpgroup and of two that
+share a tile; and a lone warpgroup, to see what carrying is worth."""
 
 FILES = {
     "96_projections": "--suite projections",
@@ -204,7 +212,7 @@ HOPPER = (
     Claim("products of f16 and bf16 against `torch.matmul`", "1.00, none under 0.95", "96_projections",
           mean_and_least(PRODUCTS, ("cublas",), 1.00, 0.95)),
     Claim("those from M = 2048", "none under 0.98", "96_projections", mean_and_least(tall, ("cublas",), None, 0.98)),
-    Claim("ten f16 products, `consumers = pingpong` beside the table's: the best of each", "-", "962_pingpong",
+    Claim("ten f16 products, `consumers = pingpong` and `carry` beside the table's: the best of each", "-", "962_pingpong",
           best_variants(("cublas",))),
     Claim("attention against cuDNN: A to D, causal, s2048 and s16384", "1.10, none under 1.00", "97_attention",
           mean_and_least(of_suites("attention", "attention lengths"), ("cudnn",), 1.10, 1.00)),

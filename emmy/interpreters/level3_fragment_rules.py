@@ -85,6 +85,12 @@ def _wait_products(w: Writer, op: mma.WaitOp) -> None:
     w.put(f"{w.name(op.result)} = wait_value({w.name(op.sum)})")
 
 
+@rule_of(FRAGMENT_RULES, mma.WaitOlderOp)
+def _wait_older(w: Writer, op: mma.WaitOlderOp) -> None:
+    w.mark(op)
+    w.put(f"{w.name(op.result)} = wait_older_value({w.name(op.sum)})")
+
+
 @rule_of(FRAGMENT_RULES, mma.FenceOp)
 def _fence_registers(w: Writer, op: mma.FenceOp) -> None:
     """Registers are values here."""

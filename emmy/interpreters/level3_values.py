@@ -35,18 +35,39 @@ class InFlight:
 
     a: Array | Callable[[], Array]
     b: Callable[[], Array]
-    c: Array | InFlight
+    c: Array | InFlight | Kept
 
 
-def wait_value(sums: InFlight) -> Array:
+@dataclass(frozen=True)
+class Kept:
+    """The newest group of products, which stays in flight when those before it are waited for."""
+
+    group: InFlight
+
+
+def wait_value(sums: InFlight | Kept) -> Array:
     """The sums, with operands as shared memory holds them now: what was overwritten too early is wrong, or poison."""
+    chain = [sums.group if isinstance(sums, Kept) else sums]
+    while isinstance(chain[-1].c, InFlight):
+        chain.append(chain[-1].c)
+    total = chain[-1].c
+    if isinstance(total, Kept):
+        total = wait_value(total)
+    for product in reversed(chain):
+        total = mma_value(product.a() if callable(product.a) else product.a, product.b(), total)
+    return total
+
+
+def wait_older_value(sums: InFlight) -> Kept:
+    """The group that continues an older one, which is finished now."""
     chain = [sums]
     while isinstance(chain[-1].c, InFlight):
         chain.append(chain[-1].c)
     total = chain[-1].c
+    group: Any = wait_value(total) if isinstance(total, Kept) else total
     for product in reversed(chain):
-        total = mma_value(product.a() if callable(product.a) else product.a, product.b(), total)
-    return total
+        group = InFlight(product.a, product.b, group)
+    return Kept(group)
 
 
 def promote_value(partial: Array, acc: Array) -> Array:
@@ -87,6 +108,7 @@ HELPERS: dict[str, Any] = {
     "mma_value": mma_value,
     "InFlight": InFlight,
     "wait_value": wait_value,
+    "wait_older_value": wait_older_value,
     "promote_value": promote_value,
     "map_value": map_value,
     "reduce_axis": reduce_axis,

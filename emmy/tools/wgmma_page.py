@@ -162,10 +162,25 @@ those of two consumers: tiles of one warpgroup each, `block = [64, 256, 128], wa
 thread, tiles of two (`block = [128, 128, 64], warps = [8, 1], stages = 4`) 112.
 
 **It has not been measured**, and no row of the table has it. It should win where storing a tile takes long beside its main loop:
-contractions of 1024 or less. It should lose at long ones: one warpgroup at a time multiplies, and nothing hides its wait for
-the products of a slot (one warpgroup reached 0.83 of two in printed kernels with slots of 64), so slots should be deep; and
-tiles of 64 rows read more from the L2 cache for each product than tiles of 128. What to time is `962_pingpong` of
-`emmy/bench/claims.py`.
+contractions of 1024 or less. It may lose at long ones: one warpgroup at a time multiplies, and tiles of 64 rows read more from
+the L2 cache for each product than tiles of 128.
+
+## Products over the end of an iteration
+
+Between the end of a slot's products and the first of the next slot a lone warpgroup leaves the tensor cores idle: printed kernels
+of one warpgroup (64 x 256, slots of 64) reached 0.83 of what two reach, and 0.925 with one group of products left in flight.
+`carry = 1` does that to any main loop of `wgmma` whose K is known (`carry-products`): an iteration waits for the products before
+its own (`mma.wait_older`), and releases their slot. In ping-pong a turn is passed while the last products still run.
+
+<table>
+<tr><th>a consumer's loop after <code>carry-products</code></th></tr>
+<tr><td><pre>
+{carried}
+</pre></td></tr>
+</table>
+
+It goes with `consumers = pingpong`, and with tiles of one warpgroup; two cooperative ones cover each other (1.0 with either).
+**It has not been measured** in Emmy's kernels either. What to time is `962_pingpong` of `emmy/bench/claims.py`.
 """
 
 
@@ -225,11 +240,15 @@ def turn_texts(root: Path) -> dict[str, str]:
         whole = consumer.partition("async_copy.drain")[0].splitlines()
         short = [line.partition(" : ")[0].partition(" iter_args")[0].removeprefix("      ") for line in whole]
         loops.append("\n".join(x for x in short if "mma." not in x and (any(w in x for w in kept) or x.strip() == "}")))
+    text = compile(root / EXAMPLE, TARGET, schedule=parse_schedule(f"{INTURN}, carry = 1")).ir("carry-products")
+    whole = loop_around(text[text.index("async_copy.consumer") :], "mma.wait_older").splitlines()
+    carried = "\n".join(line.partition(" : ")[0].partition(" -> (")[0] for line in whole)
     role = module.ptx[module.ptx.index("// role consumer") : module.ptx.index("// role consumer_1")].splitlines()
     turns = [i for i, line in enumerate(role) if "bar.sync %r" in line or "bar.arrive %r" in line]
     taken, passed = role[turns[0]], role[turns[1] - 3 : turns[1] + 2]
     return {
         "inturn": INTURN,
+        "carried": html.escape(carried),
         "even": html.escape(loops[0]),
         "odd": html.escape(loops[1]),
         "turns": "\n".join([taken, "\t...", *passed]),

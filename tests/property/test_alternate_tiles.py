@@ -201,5 +201,8 @@ def test_two_products_in_a_row_do_not_alternate():
         f"func.func @f(%q: {q}, %k: {q}, %v: {q}) -> {q} {{\n"
         f"  %o = tensor_op.attention %q, %k, %v scale 0.125 : ({q}, {q}, {q}) -> {q}\n  func.return %o : {q}\n}}\n"
     )
-    with pytest.raises(EmmyError, match="consumers = pingpong is (for|about) one product"):
-        emmy.compile(program, "sm_90a", schedule={"consumers": "pingpong", "roles": "specialized", "persistent": 1})
+    for fields, words in (({"consumers": "pingpong"}, "consumers = pingpong is"), ({"carry": 1}, "carry( = 1)? is")):
+        with pytest.raises(EmmyError, match=f"{words} (for|about) one product"):
+            emmy.compile(
+                program, "sm_90a", schedule={**fields, "roles": "specialized", "persistent": 1, "atom": "wgmma"}
+            )

@@ -62,7 +62,8 @@ WHOLE = (
   %flying = mma.issue %rows, %place, %start
     : ({fragment("16x16", place="a")}, {fragment("64x16", place="b")}) -> {fragment("16x64", "f32")}
   mma.commit
-  %there = mma.wait 0 %flying : {fragment("16x64", "f32")}
+  %still = mma.wait_older %flying : {fragment("16x64", "f32")}
+  %there = mma.wait 0 %still : {fragment("16x64", "f32")}
   mma.store %h -> %o["c"][%z, %z] : {C} -> !async_copy.slot<@out, fill>
   mma.store_global %f -> %w[%z, %z, %z] : {F} -> !tile.view<2x64x64xf32>
   mma.scatter %f by %z -> %given["sums"][%z] : {F} -> {GIVEN}
