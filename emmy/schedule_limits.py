@@ -87,7 +87,9 @@ def _barriers(schedule: Schedule, epilogue: Epilogue) -> int:
     a cluster exchange."""
     # A row of one element, or one that is padded, is nothing that TMA moves.
     own = schedule.block[1] // schedule.split_k
-    tensors = [spans_columns and own * element % SHARED_ROW_BYTES == 0 for _, spans_columns, element in epilogue.tensors]
+    tensors = [
+        spans_columns and own * element % SHARED_ROW_BYTES == 0 for _, spans_columns, element in epilogue.tensors
+    ]
     slots = [True] * schedule.stages + tensors * schedule.groups
     if schedule.roles == "specialized":
         count = 2 * len(slots)

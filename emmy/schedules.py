@@ -231,11 +231,12 @@ class Schedule:
             return problem
         if self.consumers == PINGPONG and (problem := self._problem_with_pingpong()) is not None:
             return problem
-        halves = self.warps[0] % 2 == 0 if self.warps[1] == 1 else self.warps[1] == 2 and self.repeat
+        unit = 2 * (WARPGROUP_WARPS if self.atom == WARPGROUP_ATOM else 1)
+        halves = self.warps[0] % unit == 0 if self.warps[1] == 1 else self.warps[1] == 2 and self.repeat
         if self.turns and not (halves and self.roles == "specialized" and not self.stagger and self.stages >= 2):
             return (
                 "turns are for two halves of warps that exchange nothing, and for two slots or more: roles = specialized,"
-                " stagger = 0, warps = (even number, 1), or (any, 2) with repeat = 1, stages of at least 2"
+                f" stagger = 0, warps = (multiple of {unit}, 1), or (any, 2) with repeat = 1, stages of at least 2"
             )
         if self.seldom and (not self.lazy or self.atom == WARPGROUP_ATOM):
             return f"seldom belongs to lazy maxima, and not to atom = {WARPGROUP_ATOM}, whose products a branch would serialise"

@@ -106,7 +106,13 @@ class FragmentLowering(TmaLowering):
         self.values[op.result] = self.products.issue(op, a, b, self.registers(op.c))
 
     def fence(self, op: mma.FenceOp) -> None:
-        """`wgmma.fence`"""
+        """`wgmma.fence`. Sums that go on from one register several times get their own before it, for behind it nothing may write
+        them."""
+        following = op.next_op
+        while following is not None and not isinstance(following, mma.CommitOp):
+            if isinstance(following, mma.IssueOp) and following.c in self.values:
+                self.values[following.c] = self.products.apart(self.registers(following.c))
+            following = following.next_op
         self.builder.emit("wgmma_fence", ())
 
     def commit(self, op: mma.CommitOp) -> None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import cast
 
-from xdsl.dialects.builtin import i64
+from xdsl.dialects.builtin import f32, i64
 from xdsl.ir import SSAValue
 
 from emmy.atoms import PTX_F8
@@ -153,6 +153,13 @@ class WarpgroupProducts:
             self.builder.add_op(made)
             sums += made.results
         return sums
+
+    def apart(self, sums: Registers) -> Registers:
+        """The same numbers, in registers of which each is there once."""
+        if len(set(sums)) == len(sums) or all(map(is_zero, sums)) or any(value.type != f32 for value in sums):
+            return sums
+        b = self.builder
+        return [b.emit("mov_b32_f32", (b.pure("mov_f32_b32", value),)).results[0] for value in sums]
 
     def wait(self, pending: int, sums: Sequence[SSAValue]) -> Registers:
         """The sums, finished; operands in registers are free from here on."""

@@ -92,7 +92,11 @@ def take_turns(chain: Sequence[scf.ForOp]) -> None:
     """Add the turns of one chain of loops."""
     block = cast(Block, chain[0].parent)
     emit = Emitter(block, chain[0], chain[0])
-    grid = next(op.get_grid() for op in block.walk() if isinstance(op, mma.WarpOp))
+    consumer = chain[0].parent_op()
+    while consumer is not None and not isinstance(consumer, ac.ConsumerOp):
+        consumer = consumer.parent_op()
+    assert consumer is not None, "loops over slots are a consumer's"
+    grid = next(op.get_grid() for op in consumer.walk() if isinstance(op, mma.WarpOp))
     half = grid[0] * grid[1] // 2
     warp = emit.value(mma.WarpOp(0, (grid[0] * grid[1], 1)))
     middle = emit.value(arith.ConstantOp.from_int_and_width(half, IndexType()))

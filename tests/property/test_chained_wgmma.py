@@ -147,6 +147,21 @@ def test_warpgroups_leave_out_together_what_no_row_sees(warps: int):
         check_close(results, chain.reference(*arguments))
 
 
+def test_sums_that_begin_as_one_register_are_apart_before_the_fence():
+    """One block of keys: the old sums are one number in each row, and a move behind the fence would be a write in flight."""
+    type_ = "tensor<1x1x1x64xf16>"
+    text = (
+        f"func.func @f(%q: {type_}, %k: {type_}, %v: {type_}) -> {type_} {{\n"
+        f"  %o = tensor_op.attention %q, %k, %v scale 1 : ({type_}, {type_}, {type_}) -> {type_}\n"
+        f"  func.return %o : {type_}\n}}\n"
+    )
+    fields = {"atom": "wgmma", "roles": "specialized", "block": (64, 32, 64), "warps": (4, 1), "lazy": 0}
+    module = emmy.compile(text, "sm_90a", schedule={**fields, "splits": 0, "transport": "tma"})
+    q, k, v = (np.full((1, 1, 1, 64), value, np.float16) for value in (1, 2, 3))
+    results, _ = run_on_emulator(module.portable_artefact, "f", [q, k, v])
+    np.testing.assert_array_equal(results[0], v)
+
+
 def test_overlap_wants_roles():
     with pytest.raises(EmmyError, match="overlap belongs to roles = specialized"):
         emmy.compile(Chain().with_schedule(overlap=1).text(), "sm_90a")

@@ -87,10 +87,12 @@ def test_one_slot_is_refused():
         ({"block": (64, 16, 128), "warps": (4, 2), "repeat": 1, "stages": 2}, "causal"),
         ({"block": (64, 48, 128), "warps": (4, 2), "repeat": 1, "stages": 3}, "causal window 40"),
         ({"block": (128, 32, 32), "warps": (8, 1), "stages": 2}, "causal"),
+        ({"block": (128, 16, 32), "warps": (8, 1), "stages": 2, "persistent": 1}, "causal"),
     ],
 )
 def test_halves_that_multiply_by_one_tile(fields: dict, clauses: str):
-    """Keys that are values: the slot of the late products is that of the early ones. Halves below or beside each other."""
+    """Keys that are values: the slot of the late products is that of the early ones. Halves below or beside each other; a loop
+    over tiles around them."""
     q, k = (f"tensor<1x1x{rows}x{fields['block'][2]}xf16>" for rows in (130, 70))
     text = (
         f"func.func @f(%q: {q}, %k: {k}) -> {q} {{\n"
@@ -106,3 +108,11 @@ def test_halves_that_multiply_by_one_tile(fields: dict, clauses: str):
         run, _ = run_on_emulator(module.portable_artefact, "f", arguments, landing="random", order="random", seed=2)
         results.append(run[0])
     np.testing.assert_array_equal(*results)
+
+
+def test_a_warpgroup_is_not_halved():
+    """Half of its warps would wait for the turn, and the others for them to issue a product together: a deadlock."""
+    chain = Chain(rows=64, columns=64, width=64, depth=64, block=(64, 16), warps=4)
+    fields = {"atom": "wgmma", "transport": "tma", "roles": "specialized", "stages": 2, "turns": 1}
+    with pytest.raises(EmmyError, match="multiple of 8"):
+        emmy.compile(chain.with_schedule(**fields).text(), target="sm_90a")
