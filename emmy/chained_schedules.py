@@ -391,12 +391,6 @@ def problem_of_chain(schedule: Schedule, target: Target, chain: Chain) -> str | 
     depth, problem = schedule.block[2], schedule.problem()
     if problem is not None:
         return problem
-    if schedule.cluster > 1:
-        return "split_k and share are for one product, and these are two in a row"
-    if schedule.groups > 1:
-        return f"consumers = {schedule.consumers} is for one product, and these are two in a row"
-    if schedule.carry:
-        return "carry is for one product, and these are two in a row"
     if schedule.block[1] % 16:
         return f"block[1] is the second product's contraction too: it is a multiple of 16, got {schedule.block[1]}"
     if chain.width % (8 * schedule.warps[1]):
@@ -426,8 +420,6 @@ def problem_of_chain(schedule: Schedule, target: Target, chain: Chain) -> str | 
     ):
         if problem is not None:
             return problem
-    if schedule.promote and not chain.max_k:
-        return "promote belongs to the hybrid policy, and these products accumulate in f32"
     if schedule.promote > chain.max_k:
         return f"promote = {schedule.promote} is more than the policy's max_k = {chain.max_k}"
     if schedule.transport == "tma" and not target.tma:

@@ -171,8 +171,6 @@ def problem_on_target(
     `f16_sums`: whether accumulators are f16. `operand_bytes`: of an element. `partial_bits`: of the partial sums of
     the hybrid policy, 0 for others.
     """
-    if schedule.splits:
-        return f"splits is for two products in a row, where it is a number of CTAs; this is one product, got {schedule.splits}"
     if schedule.share != "none" and not target.multicast:
         return f"share = {schedule.share} needs the multicast of sm_90a, and the target is {target.name}"
     if schedule.split_k > 1:
@@ -183,8 +181,6 @@ def problem_on_target(
             )
         if f16_sums:
             return f"split_k = {schedule.split_k} adds up sums in f32; use accumulate<f32>"
-    if schedule.repeat or schedule.late_stages or schedule.reuse:
-        return "repeat, late_stages and reuse are for two products in a row, and this is one product"
     if (problem := problem_with_parts(schedule, schedule.block[1])) is not None:
         return problem
     if schedule.transport == "tma" and not target.tma:

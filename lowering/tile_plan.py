@@ -24,6 +24,7 @@ from emmy.lowering.tile_rings import (
     unique_name,
     view_name,
 )
+from emmy.schedule_meaning import Products, problem_with_meaning
 from emmy.schedule_table import ELEMENTWISE_SCHEDULE
 from emmy.schedules import Schedule
 
@@ -86,7 +87,8 @@ class Plan:
 
 
 def make_plan(kernel: tile.KernelOp, limit: int) -> Plan:
-    """Decide the pipelines of a kernel. A kernel with products and no schedule is an EmmyError."""
+    """Decide the pipelines of a kernel. A kernel with products and no schedule is an EmmyError, and so is a field of a schedule that
+    says nothing about its kernel."""
     if kernel.schedule is None and not any(isinstance(op, tile.DotOp) for op in kernel.walk()):
         kernel.schedule = tile.ScheduleAttr.get(ELEMENTWISE_SCHEDULE)
     if kernel.schedule is None:
@@ -95,6 +97,9 @@ def make_plan(kernel: tile.KernelOp, limit: int) -> Plan:
             location_of(kernel),
         )
     schedule = kernel.schedule.data
+    problem = problem_with_meaning(schedule, products_in_a_row(kernel), policy_of(kernel))
+    if problem is not None:
+        raise EmmyError(f"illegal schedule of kernel @{kernel.sym_name.data}: {problem}", location_of(kernel))
     rings = plan_rings(kernel, schedule.stages, schedule.late_stages or schedule.stages)
     loops = sum(r.stages * sum(tile_bytes(t) for t in r.field_types.values()) for r in rings)
     taken = {ring.name for ring in rings}
@@ -119,6 +124,29 @@ def make_plan(kernel: tile.KernelOp, limit: int) -> Plan:
         return Plan(kernel, schedule, rings, outbound, {}, set(), whole_tiles(kernel), copies, staying)
     exchanges, partial = plan_exchanges(kernel, columns, taken), partial_sums(kernel, columns)
     return Plan(kernel, schedule, rings, outbound, exchanges, partial, set(), copies, staying)
+
+
+def products_in_a_row(kernel: tile.KernelOp) -> Products:
+    """Two, if an operand a of a product is made of another one's result; else one, if the kernel has any."""
+    dots = [op for op in kernel.walk() if isinstance(op, tile.DotOp)]
+    for dot in dots:
+        seen, left = set[Operation](), [dot.a.owner]
+        while left:
+            op = left.pop()
+            if isinstance(op, tile.DotOp):
+                return 2
+            if isinstance(op, Operation) and op not in seen:
+                seen.add(op)
+                left += [operand.owner for operand in op.operands]
+    return 1 if dots else 0
+
+
+def policy_of(kernel: tile.KernelOp) -> str:
+    """By which a kernel's products accumulate: `hybrid` if any of them does."""
+    policies = {
+        op.accumulate.policy.data for op in kernel.walk() if isinstance(op, tile.DotOp) and op.accumulate is not None
+    }
+    return "hybrid" if "hybrid" in policies else next(iter(policies), "f32")
 
 
 def is_matrix(type_: tile.TileType) -> bool:

@@ -47,6 +47,7 @@ from emmy.locations import location_of
 from emmy.passes.fusion import Group, group_ops, live_ops
 from emmy.passes.timed_schedules import SCHEDULE, SCHEDULES, timed_entry, timed_schedules
 from emmy.schedule_limits import Epilogue, problem_on_target, problem_with_warpgroups
+from emmy.schedule_meaning import problem_with_meaning, stated
 from emmy.schedule_table import Product, choose_schedule, competing_schedules
 from emmy.schedules import EIGHT_BIT_SHARE, Schedule
 from emmy.targets import Target, get_target
@@ -90,7 +91,6 @@ COUNTS_FROM_ZERO = (
     "lazy",
     "overlap",
     "turns",
-    "carry",
     "ahead",
     "polynomial",
     "repeat",
@@ -105,7 +105,8 @@ COUNTS_FROM_ZERO = (
 class AssignSchedule(ModulePass):
     """See the module's docstring. An option of 0 or "" (of `COUNTS_FROM_ZERO`: -1) leaves the table's choice.
 
-    Raises `EmmyError` at the product whose schedule the target cannot run.
+    Raises `EmmyError` at the product whose schedule the target cannot run, or about which a field of it says nothing, and for a
+    schedule of what has no product.
     """
 
     name = "assign-schedule"
@@ -149,7 +150,6 @@ class AssignSchedule(ModulePass):
     lazy: int = -1
     overlap: int = -1
     turns: int = -1
-    carry: int = -1
     ahead: int = -1
     exponentials: str = ""
     polynomial: int = -1
@@ -166,11 +166,18 @@ class AssignSchedule(ModulePass):
             if isinstance(function, FuncOp):
                 for block in function.body.blocks:
                     epilogues |= {g.matmul: _epilogue(g, g.matmul) for g in group_ops(live_ops(block)) if g.matmul}
+        products = 0
         for matmul in op.walk():
             if isinstance(matmul, CompositeOp):
                 self.assign_chain(matmul, target)
             elif isinstance(matmul, MatmulOp):
                 self.assign(matmul, epilogues.get(matmul, Epilogue()), target)
+            else:
+                _refuse_pin(matmul)
+                continue
+            products += 1
+        if not products:
+            self.refuse_options(op)
 
     def assign(self, matmul: MatmulOp, epilogue: Epilogue, target: Target) -> None:
         """Give one product a schedule unless it has one; check it either way."""
@@ -180,6 +187,9 @@ class AssignSchedule(ModulePass):
             raise EmmyError(unable, location_of(matmul))
         pinned = matmul.attributes.get(SCHEDULE)
         if pinned is None:
+            problem = problem_with_meaning(self.override(Schedule()), 1, policy.policy.data)
+            if problem:
+                raise EmmyError(f"illegal schedule: {problem}", location_of(matmul))
             product = self.product(matmul, epilogue, policy)
             schedule, others = choose_schedule(target, product), competing_schedules(target, product)
         elif isinstance(pinned, ScheduleAttr):
@@ -189,6 +199,7 @@ class AssignSchedule(ModulePass):
         for one in (schedule, *(other.schedule for other in others)):
             problem = (
                 one.problem()
+                or problem_with_meaning(one, 1, policy.policy.data)
                 or problem_on_target(
                     one,
                     target,
@@ -227,16 +238,35 @@ class AssignSchedule(ModulePass):
     def assign_chain(self, op: CompositeOp, target: Target) -> None:
         """The same for the products of a composite."""
         chain, pinned = op.chain(), op.attributes.get(SCHEDULE)
+        policy = "hybrid" if chain.max_k else "f32"
         if pinned is None:
+            problem = problem_with_meaning(self.override(Schedule()), 2, policy, chain.ranged)
+            if problem:
+                raise EmmyError(f"illegal schedule: {problem}", location_of(op))
             schedule = choose_chained_schedule(target, chain, self.override)
         elif isinstance(pinned, ScheduleAttr):
             schedule = pinned.data
         else:
             raise EmmyError(f"{SCHEDULE} is a #tile.schedule<..>, got {pinned}", location_of(op))
-        problem = schedule.problem() or problem_of_chain(schedule, target, chain)
+        problem = (
+            schedule.problem()
+            or problem_with_meaning(schedule, 2, policy, chain.ranged)
+            or problem_of_chain(schedule, target, chain)
+        )
         if problem:
             raise EmmyError(f"illegal schedule: {problem}", location_of(op))
         op.attributes[SCHEDULE] = ScheduleAttr.get(schedule)
+
+    def refuse_options(self, module: ModuleOp) -> None:
+        """`EmmyError` if options set fields in a module that has no product."""
+        name, value = next(stated(self.override(Schedule())), (None, None))
+        functions = [op for op in module.body.block.ops if isinstance(op, FuncOp)]
+        if name is not None and functions:
+            raise EmmyError(
+                f"illegal schedule: {name} = {value} is for products, and this module has none; kernels without one have a fixed "
+                "schedule",
+                location_of(functions[0]),
+            )
 
     def override(self, schedule: Schedule) -> Schedule:
         """The schedule with the fields that this pass's options set."""
@@ -246,6 +276,16 @@ class AssignSchedule(ModulePass):
             changes[name] = tuple(getattr(self, option) or value for option, value in values)
         changes |= {name: getattr(self, name) for name in COUNTS_FROM_ZERO if getattr(self, name) >= 0}
         return replace(schedule, **changes)
+
+
+def _refuse_pin(op: Operation) -> None:
+    """`EmmyError` for a schedule of an op that is no product."""
+    pinned = next((name for name in (SCHEDULE, SCHEDULES) if name in op.attributes), None)
+    if pinned is not None:
+        raise EmmyError(
+            f"{pinned} is for products, and '{op.name}' is none: it is computed with the product before it, or by a fixed schedule",
+            location_of(op),
+        )
 
 
 def _problem_with_operands(matmul: MatmulOp, target: Target) -> str | None:
@@ -278,8 +318,6 @@ def _problem_with_atom(schedule: Schedule, matmul: MatmulOp, policy: AccumulateA
         return problem
     if schedule.split_k > 1 and policy.policy.data != "f32":
         return f"split_k = {schedule.split_k} adds up f32 sums, and this product accumulates in {policy.policy.data}"
-    if schedule.promote and policy.policy.data != "hybrid":
-        return f"promote belongs to the hybrid policy, and this product accumulates in {policy.policy.data}"
     if schedule.promote > policy.max_k.data:
         return f"promote = {schedule.promote} is more than the policy's max_k = {policy.max_k.data}"
     return None

@@ -170,5 +170,5 @@ def test_attention_has_no_clusters(fields: dict[str, object], target: str):
         f"func.func @f(%q: {q}, %k: {q}, %v: {q}) -> {q} {{\n"
         f"  %o = tensor_op.attention %q, %k, %v scale 0.125 : ({q}, {q}, {q}) -> {q}\n  func.return %o : {q}\n}}\n"
     )
-    with pytest.raises(EmmyError, match="split_k and share are for one product, and these are two in a row"):
+    with pytest.raises(EmmyError, match="is about one product, and these are two in a row"):
         emmy.compile(program, target, schedule=fields)
