@@ -14,6 +14,7 @@ Sums of 8-bit floats (e4m3, e5m2) are f32 by name, but Hopper's tensor cores kee
 it, and cut off the rest, once for each 32 products: 1.3e-3 at K = 4096, 2.0e-3 at 8192, 3.0e-3 at 15360 (`wgmma`, measured). The
 bound is 2.4e-4 for the square root of the number of such steps, which is `max_k` / 32 where partial sums are promoted (hybrid;
 measured 1.8e-4 for 128 elements). They are largest where sums are: to 24 RMS where rows and columns have scales of their own.
+Where sums of 8-bit floats, or partial ones, are f16, they may lose that, and what f16 sums of 16-bit floats may; not measured.
 
 The bounds leave a factor of about 2.5 on the f32 term and 1.5 on the f16 term. The element-wise bound allows each
 element half a unit in its last place and a multiple of the accumulation's RMS: roundings of f16 sums grow with the sum, so
@@ -61,16 +62,25 @@ EIGHT_BIT_MAX_OVER_RMS = 32.0
 
 
 def accumulation_rms(
-    policy: str, k: int, dtype: str, floor: float, max_k: int = DEFAULT_MAX_K, eight_bits: bool = False
+    policy: str,
+    k: int,
+    dtype: str,
+    floor: float,
+    max_k: int = DEFAULT_MAX_K,
+    eight_bits: bool = False,
+    partial: str = "",
 ) -> float:
     """The RMS error, over rms(C), that accumulating `k` products may add to the rounding floor.
 
-    `max_k`: of the hybrid policy; fewer than 64 are allowed what 64 are. `eight_bits`: whether operands are e4m3 or e5m2.
+    `max_k`: of the hybrid policy; fewer than 64 are allowed what 64 are. `eight_bits`: whether operands are e4m3 or e5m2;
+    `partial`: "f16" if their partial sums are.
     """
     f32 = 3e-9 * k + 1e-6
     if eight_bits:
         summed = min(k, max_k) if policy == "hybrid" else k
-        return EIGHT_BIT_LOSS * math.sqrt(math.ceil(summed / EIGHT_BIT_STEP)) + f32
+        inside = EIGHT_BIT_LOSS * math.sqrt(math.ceil(summed / EIGHT_BIT_STEP))
+        halves = policy == "f16" or partial == "f16"
+        return inside + (accumulation_rms(policy, k, dtype, floor, max_k) if halves else f32)
     if policy == "f32":
         return f32
     if policy == "f16":
@@ -82,13 +92,19 @@ def accumulation_rms(
 
 
 def judge(
-    sums: ErrorSums, policy: str, k: int, dtype: str, max_k: int = DEFAULT_MAX_K, eight_bits: bool = False
+    sums: ErrorSums,
+    policy: str,
+    k: int,
+    dtype: str,
+    max_k: int = DEFAULT_MAX_K,
+    eight_bits: bool = False,
+    partial: str = "",
 ) -> dict[str, Any]:
     """The errors as fractions of rms(C), their bounds, and `ok`. Non-finite elements never pass."""
     rms = math.sqrt(sums.squared_reference / max(sums.elements, 1)) or 1.0
     floor = math.sqrt(sums.squared_rounding / max(sums.elements, 1)) / rms
     rms_error = math.sqrt(sums.squared_error / max(sums.elements, 1)) / rms
-    added = accumulation_rms(policy, k, dtype, floor, max_k, eight_bits)
+    added = accumulation_rms(policy, k, dtype, floor, max_k, eight_bits, partial)
     few = policy == "hybrid" and k < FEW_PARTIALS * max(max_k, DEFAULT_MAX_K)
     over_rms = EIGHT_BIT_MAX_OVER_RMS if eight_bits else MAX_OVER_RMS["f16" if few else policy]
     rms_bound, excess_bound = 1.02 * floor + added, over_rms * added

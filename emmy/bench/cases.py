@@ -13,6 +13,7 @@
     expect     a .npy file, relative to cases.json, with the bits that the first result must have (see `save_bits`)
     policy     accumulation policy for the error bound: "f32" (default), "hybrid" or "f16"
     max_k      of the hybrid policy: contraction elements summed in f16 (default 64)
+    partial    "f16" if the partial sums of 8-bit operands are f16, which are f32 else
     variant    which of several schedules it is, if there are several (its name ends with it)
     settings   {field: value} that make this variant, for tables
     seeds      how many seeds to study the error over (default 0: none; see `emmy.bench.study`)
@@ -70,6 +71,7 @@ class Case:
     task: dict[str, Any] | None = None
     peers: list[str] | None = None
     calls: int = 0
+    partial: str = ""
 
     @staticmethod
     def parse(fields: Mapping[str, Any]) -> Case:

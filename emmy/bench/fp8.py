@@ -2,6 +2,8 @@
 
 The case `NAME f8` sums as the tensor cores do (`accumulate<f32>`), `NAME f8 promoted` adds partial sums of 128 elements up in
 f32, `NAME f8 scaled` has an f32 scale for each row and column. `torch._scaled_mm` has both kinds of sums: `use_fast_accum`.
+In the suite `fp8_hybrid` sums or partial sums are f16, which GeForce cards sum at twice the rate of f32: `NAME f8 hybrid 64`,
+`NAME f8 f16`, timed against Emmy's own f32 sums of the same operands (the peer `static`).
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ from emmy.bench.records import Record
 from emmy.bench.table import geometric_mean
 
 SUITE = "fp8"
+HYBRID_SUITE = "fp8_hybrid"
 
 SQUARES = ((4096, 4096, 4096), (8192, 8192, 8192))
 """M, N, K that are computed in all three ways."""
@@ -25,8 +28,21 @@ TOKENS = 2048
 PROMOTED = 128
 """`max_k` of the promoted sums: four products of a tensor core."""
 
+POLICIES = {
+    "": "f32",
+    "scaled": "f32",
+    "promoted": f"hybrid, max_k = {PROMOTED}",
+    "f16": "f16",
+    "hybrid 32": "hybrid, max_k = 32, partial = f16",
+    "hybrid 64": "hybrid, max_k = 64, partial = f16",
+    "hybrid 128": "hybrid, max_k = 128, partial = f16",
+    "redo": "hybrid, max_k = 64, partial = f16, overflow = redo",
+}
+"""How the case `NAME f8 WORD` accumulates."""
+
 PEERS = ("scaled_mm", "scaled_mm_promoted")
-"""What a run times them against unless it names others; beside them the artefact of f16, as the peer `f16`."""
+"""What a run times them against unless it names others; beside them the artefact of f16, as the peer `f16`,
+or that of f32 sums, as the peer `static`."""
 
 SCALED = "scaled matmul"
 """The kind of work of a product whose rows and columns are scaled."""
@@ -78,9 +94,14 @@ def scaled_mm(fast: bool, torch: Any, args: Sequence[Any], work: Mapping[str, An
 # ---- what a run says of them -----------------------------------------------------------------------------------------
 
 
-def timed_cases(results: Sequence[Record]) -> list[Record]:
-    """Correct, timed results of the suite."""
-    return [r for r in results if r.get("suite") == SUITE and r["ok"] and r.get("us")]
+def timed_cases(results: Sequence[Record], *suites: str) -> list[Record]:
+    """Correct, timed results of the suites."""
+    return [r for r in results if r.get("suite") in suites and r["ok"] and r.get("us")]
+
+
+def peers_in(timed: Sequence[Record]) -> tuple[str, ...]:
+    """What such results may be timed beside; `static` where one is."""
+    return ("f16", *(["static"] if any(ratio_to(r, "static") for r in timed) else []), *PEERS)
 
 
 def ratio_to(record: Mapping[str, Any], peer: str) -> float | None:
@@ -90,21 +111,23 @@ def ratio_to(record: Mapping[str, Any], peer: str) -> float | None:
 
 def fp8_lines(results: Sequence[Record]) -> list[str]:
     """For the table that a run prints: geometric mean and least ratio to each peer."""
-    timed, lines = timed_cases(results), list[str]()
-    for peer in ("f16", *PEERS):
-        ratios = [ratio for r in timed if (ratio := ratio_to(r, peer))]
-        if ratios:
-            mean = figure(geometric_mean(ratios))
-            lines.append(f"fp8: {peer} / it {mean} (geometric mean of {len(ratios)}), least {min(ratios):.3f}")
+    lines = list[str]()
+    for suite in (SUITE, HYBRID_SUITE):
+        timed = timed_cases(results, suite)
+        for peer in peers_in(timed):
+            ratios = [ratio for r in timed if (ratio := ratio_to(r, peer))]
+            if ratios:
+                mean = figure(geometric_mean(ratios))
+                lines.append(f"{suite}: {peer} / it {mean} (geometric mean of {len(ratios)}), least {min(ratios):.3f}")
     return lines
 
 
 def fp8_table(results: Sequence[Record]) -> str:
     """One row a case: time, rate, error, and ratios. Nothing if there are no such results."""
-    timed = timed_cases(results)
+    timed = timed_cases(results, SUITE, HYBRID_SUITE)
     if not timed:
         return ""
-    peers = ("f16", *PEERS)
+    peers = peers_in(timed)
     header = [
         "case",
         "us",

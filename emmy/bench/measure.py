@@ -197,6 +197,7 @@ class Measurement:
             self.result_dtype,
             self.case.max_k,
             self.work.get("eight_bits", False),
+            self.case.partial,
         )
         found = {"ok": judged["ok"], "error": judged, "reference": str(dtype).removeprefix("torch.")}
         if judged["ok"]:

@@ -57,7 +57,8 @@ def compare(result: Array, wanted: Array, case: Case, work: dict[str, Any]) -> d
         largest_error=float(np.max(error, initial=0.0)),
         largest_excess=float(np.max(error - np.abs(wanted) * HALF_ULP[dtype], initial=-math.inf)),
     )
-    return judge(sums, case.policy, int(work.get("k", 1)), dtype, case.max_k, work.get("eight_bits", False))
+    eight_bits = work.get("eight_bits", False)
+    return judge(sums, case.policy, int(work.get("k", 1)), dtype, case.max_k, eight_bits, case.partial)
 
 
 class DeviceView:

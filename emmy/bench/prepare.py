@@ -15,7 +15,8 @@ emulator foretells), `stress` (products with few and many k-tiles and with edges
 --repeats 2`), `dynamic` (the six shapes with `?` for every size, timed against static ones: as the compiler schedules
 them, and with the static schedule), `open_rows` (projections whose number of tokens is `?`, for few and many tokens,
 timed against static ones), `fp8` (products of 8-bit floats against those of f16 and `torch._scaled_mm`;
-`emmy.bench.fp8`), `fp8_checks` (small ones whose bits the emulator foretells).
+`emmy.bench.fp8`), `fp8_checks` (small ones whose bits the emulator foretells), `fp8_hybrid` (f16 sums and
+partial sums of them, against f32 sums; and small ones).
 A variant compiles every case of the suites once more with other schedule fields, or another accumulation policy (the field
 `accumulate`); its name is put behind the case's. `--ablate` makes a variant of every combination of the values of some fields;
 those that cannot be compiled are listed in refused.json, with the reason. The artefact `peak` measures the card itself.
@@ -37,11 +38,9 @@ from emmy.bench.ablation import AXES, cross_product, parse_axes
 from emmy.bench.cases import Case, matches, write_cases, write_expectation, write_refused
 from emmy.bench.pages import told
 from emmy.bench.peak import PEAK_ARTEFACT, peak_artefact
-from emmy.bench.suites import SUITES, Work
+from emmy.bench.suites import SUITES, Work, accumulate_of
 from emmy.compiler import compile as compile_module
-from emmy.dialects.tensor_op import AccumulateAttr
 from emmy.errors import EmmyError
-from emmy.ir import parse_attribute
 from emmy.progress import Progress
 from emmy.schedules import SCHEDULE_FIELDS, WARPGROUP_ATOM
 from emmy.targets import DEFAULT_TARGET, TARGETS, get_target
@@ -128,9 +127,8 @@ def variant_case(work: Work, variant: str, settings: Mapping[str, Any]) -> Case:
     )
     if "accumulate" not in settings or work.dtype == "bf16":
         return case
-    policy = parse_attribute(f"#tensor_op.accumulate<{settings['accumulate']}>")
-    assert isinstance(policy, AccumulateAttr)
-    return replace(case, policy=policy.policy.data, max_k=policy.max_k.data)
+    policy = accumulate_of(settings["accumulate"])
+    return replace(case, policy=policy.policy.data, max_k=policy.max_k.data, partial=policy.partial.data)
 
 
 def compile_case(directory: Path, target: str, work: Work, case: Case, settings: Mapping[str, Any]) -> None:

@@ -135,6 +135,7 @@ def run_cases(
         fields |= {"data": case.data, "policy": case.policy, "suite": case.suite}
         fields |= {"variant": case.variant, "settings": case.settings, "layouts": case.layouts}
         fields |= {"max_k": case.max_k} if case.policy == "hybrid" else {}
+        fields |= {"partial": case.partial} if case.partial else {}
         fields |= {"calls": case.calls} if case.calls else {}
         results.append(ask("case", request, seconds, **fields))
     if not options.check_only:

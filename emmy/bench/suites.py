@@ -18,7 +18,9 @@ from emmy.bench.attention_inputs import ATOMS, accuracy_cases
 from emmy.bench.cases import Case
 from emmy.bench.ragged import ragged_cases
 from emmy.compiler import compile as compile_module
+from emmy.dialects.tensor_op import AccumulateAttr
 from emmy.errors import EmmyError
+from emmy.ir import parse_attribute
 
 SIX = (
     (4096, 4096, 4096),
@@ -224,8 +226,7 @@ def open_rows() -> Iterator[Work]:
 
 def fp8_product(m: int, n: int, k: int, kind: str = "", **fields: Any) -> Work:
     """C = A B^T of e4m3 in one of the ways of `emmy.bench.fp8`, timed against the product of f16."""
-    static, scaled = product(m, n, k), kind == "scaled"
-    policy = f"hybrid, max_k = {fp8.PROMOTED}" if kind == "promoted" else "f32"
+    static, scaled, policy = product(m, n, k), kind == "scaled", fp8.POLICIES[kind]
     text = (fp8.SCALED_MATMUL if scaled else fp8.MATMUL).format(
         m=m, n=n, k=k, a="f8E4M3FN", b="f8E4M3FN", c="bf16", policy=policy
     )
@@ -246,18 +247,45 @@ def fp8_products() -> Iterator[Work]:
     yield from (fp8_product(fp8.TOKENS, n, k) for _, n, k, _ in gemma.PRODUCTS)
 
 
+def fp8_hybrid() -> Iterator[Work]:
+    """Two squares whose sums, or partial sums, are f16, against f32 sums of the same operands; and small products of integers
+    that are summed so, every pair of types, foretold by the emulator."""
+    for shape in fp8.SQUARES:
+        static = fp8_product(*shape)
+        for kind in ("hybrid 32", "hybrid 64", "hybrid 128", "f16", "redo"):
+            work, policy = fp8_product(*shape, kind), accumulate_of(fp8.POLICIES[kind])
+            known = {"max_k": policy.max_k.data, "partial": policy.partial.data, "against": static.artefact}
+            case = replace(work.case, suite=fp8.HYBRID_SUITE, **known)
+            yield replace(work, case=case, baseline=str(static.source))
+    for a, b in fp8.PAIRS:
+        for m, n, k, c in fp8.CHECKED[::2]:
+            yield from (fp8_check(m, n, k, a, b, c, fp8.POLICIES[kind]) for kind in ("f16", "hybrid 64"))
+
+
+def accumulate_of(policy: str) -> AccumulateAttr:
+    """A policy as it is written between `accumulate<` and `>`."""
+    found = parse_attribute(f"#tensor_op.accumulate<{policy}>")
+    assert isinstance(found, AccumulateAttr)
+    return found
+
+
+def fp8_check(m: int, n: int, k: int, a: str, b: str, c: str, policy: str) -> Work:
+    """A small product of integers of 8 bits."""
+    word = policy.partition(",")[0]
+    text = fp8.MATMUL.format(m=m, n=n, k=k, a=a, b=b, c=c, policy=policy)
+    halves = " f16 sums" if word == "f16" or policy.endswith("partial = f16") else ""
+    name = f"integers {m}x{n}x{k} {a} {b} {c} {word}{halves}"
+    artefact = name.replace(" ", "_")
+    case = Case("", "matmul", {"a": [m, k], "b": [n, k]}, name=name, data="integers", magnitude=2, seed=m)
+    case = replace(case, time=False, policy=word, max_k=64, expect=f"{artefact}.npy")
+    return Work(text, artefact, case, a)
+
+
 def fp8_checks() -> Iterator[Work]:
     """Small products of integers of 8 bits, every pair of types, with and without promotion: foretold by the emulator."""
     for a, b in fp8.PAIRS:
         for m, n, k, c in fp8.CHECKED:
-            for policy in ("f32", "hybrid, max_k = 64"):
-                word = policy.partition(",")[0]
-                text = fp8.MATMUL.format(m=m, n=n, k=k, a=a, b=b, c=c, policy=policy)
-                name = f"integers {m}x{n}x{k} {a} {b} {c} {word}"
-                artefact = name.replace(" ", "_")
-                case = Case("", "matmul", {"a": [m, k], "b": [n, k]}, name=name, data="integers", magnitude=2, seed=m)
-                case = replace(case, time=False, policy=word, max_k=64, expect=f"{artefact}.npy")
-                yield Work(text, artefact, case, a)
+            yield from (fp8_check(m, n, k, a, b, c, policy) for policy in ("f32", "hybrid, max_k = 64"))
 
 
 def attention_work(problem: Attention, **fields: Any) -> Work:
@@ -295,6 +323,7 @@ SUITES = {
     "dynamic": dynamic,
     "fp8": fp8_products,
     "fp8_checks": fp8_checks,
+    "fp8_hybrid": fp8_hybrid,
     "open_rows": open_rows,
 }
 

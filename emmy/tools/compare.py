@@ -42,12 +42,14 @@ class Comparison:
 
 @dataclass(frozen=True)
 class Product:
-    """What its error depends on: the accumulation policy and its `max_k`, the contraction, whether operands have 8 bits."""
+    """What its error depends on: the accumulation policy and its `max_k`, the contraction, whether operands have 8 bits, and
+    the type that the policy names for partial sums."""
 
     policy: str
     max_k: int
     k: int
     eight_bits: bool
+    partial: str = ""
 
 
 Term = Product | float
@@ -72,7 +74,7 @@ def compare(result: Array, reference: Array, roundings: int, terms: Sequence[Ter
     bound = 1.02 * floor * roundings
     for term in terms:
         if isinstance(term, Product):
-            bound += accumulation_rms(term.policy, term.k, dtype, floor, term.max_k, term.eight_bits)
+            bound += accumulation_rms(term.policy, term.k, dtype, floor, term.max_k, term.eight_bits, term.partial)
         else:
             bound += term
     return Comparison(error, bound)
@@ -100,7 +102,7 @@ def error_terms(module: ModuleOp, entry: str, arrays: Sequence[Array]) -> tuple[
             shapes[op.result] = (*a[:-2], m, n)
             policy = accumulation_policy(op)
             eight_bits = isinstance(tensor_type(op.a).element_type, EIGHT_BITS)
-            terms.append(Product(policy.policy.data, policy.max_k.data, k, eight_bits))
+            terms.append(Product(policy.policy.data, policy.max_k.data, k, eight_bits, policy.partial.data))
         elif isinstance(op, CompositeOp):
             results = op.sizes([shapes[operand] for operand in op.operands]).results
             shapes.update(zip(op.results, results, strict=True))

@@ -10,11 +10,12 @@ from emmy.bench.bounds import ErrorSums, accumulation_rms, judge
 from emmy.bench.cases import Case, work_of
 from emmy.bench.measure import scaled_reference
 from emmy.bench.one import compare
+from emmy.bench.prepare import variant_case
 from emmy.bench.suites import SUITES
 from emmy.ir import parse_module, verify_module
 
 
-@pytest.mark.parametrize(("suite", "count"), [("fp8", 15), ("fp8_checks", 40)])
+@pytest.mark.parametrize(("suite", "count"), [("fp8", 15), ("fp8_checks", 40), ("fp8_hybrid", 34)])
 def test_the_texts_of_the_suites_are_legal_and_named_apart(suite: str, count: int):
     works = list(SUITES[suite]())
     assert len({work.case.name for work in works}) == len({work.artefact for work in works}) == len(works) == count
@@ -29,6 +30,21 @@ def test_a_scaled_product_has_no_f16_beside_it():
     assert scaled.case.against is None
     assert scaled.case.task == {"kind": fp8.SCALED, "k": 4096, "transpose_b": True}
     assert by_name["4096x4096x4096 f8 promoted"].case.max_k == 128
+
+
+def test_f16_sums_are_timed_against_f32_sums_of_8_bits():
+    by_name = {work.case.name: work for work in SUITES["fp8_hybrid"]()}
+    for name, policy, max_k, partial in (("hybrid 64", "hybrid", 64, "f16"), ("f16", "f16", 0, "")):
+        work = by_name[f"4096x4096x4096 f8 {name}"]
+        assert (work.case.policy, work.case.max_k, work.case.partial) == (policy, max_k, partial)
+        assert (work.case.suite, work.case.against) == ("fp8_hybrid", "4096x4096x4096_f8")
+        assert "accumulate<f32>" in str(work.baseline)
+
+
+def test_variants_keep_the_type_of_partial_sums():
+    (work, *_) = SUITES["fp8"]()
+    case = variant_case(work, "halves", {"accumulate": "hybrid, max_k = 32, partial = f16"})
+    assert (case.policy, case.max_k, case.partial) == ("hybrid", 32, "f16")
 
 
 def case(name: str, us: float, **ratios: float) -> dict:
@@ -57,6 +73,9 @@ def test_lines_and_table_hold_the_mean_and_the_least_ratio():
     table = fp8.fp8_table(results)
     assert "| one f8 | 10.0 | 1 | 2.0e-03 | 20.0 | 10.0 | - | 2.000 | 1.000 | - |" in table
     assert "| two f8 | 20.0 | 1 | 2.0e-03 | 25.6 | - | - | 1.280 | - | - |" in table
+    halves = {**case("three f8 hybrid 64", 5.0, static=1.8), "suite": "fp8_hybrid"}
+    assert fp8.fp8_lines([halves]) == ["fp8_hybrid: static / it 1.800 (geometric mean of 1), least 1.800"]
+    assert "| three f8 hybrid 64 | 5.0 | 1 | 2.0e-03 | - | 9.0 | - | - | - | 1.800 | - | - |" in fp8.fp8_table([halves])
     assert fp8.fp8_table([]) == ""
     assert fp8.fp8_lines([]) == []
 
@@ -109,14 +128,15 @@ def test_a_scaled_reference_scales_rows_and_columns():
 
 
 def test_bounds_grow_with_the_sums_that_the_tensor_cores_keep():
-    def rms(policy: str, k: int, max_k: int = 128) -> float:
-        return accumulation_rms(policy, k, "bf16", 1.66e-3, max_k, eight_bits=True)
+    def rms(policy: str, k: int, max_k: int = 128, partial: str = "") -> float:
+        return accumulation_rms(policy, k, "bf16", 1.66e-3, max_k, eight_bits=True, partial=partial)
 
     measured = {4096: 1.34e-3, 8192: 2.04e-3, 15360: 3.0e-3}  # on an H200
     assert all(1.5 * error < rms("f32", k) < 3 * error for k, error in measured.items())
     assert rms("hybrid", 4096) == pytest.approx(rms("hybrid", 8192), rel=0.05)
     assert rms("hybrid", 4096) < rms("f32", 256)
     assert rms("hybrid", 64) < rms("hybrid", 4096)
+    assert rms("hybrid", 4096) < rms("hybrid", 4096, partial="f16") < rms("f16", 4096)
 
 
 def test_what_an_8_bit_product_may_lose_is_too_much_for_f16():
