@@ -20,7 +20,7 @@ ABOUT_TWO = (
 )
 """Fields about two products in a row: an operand that is computed, or stays the same; rows that see some of the keys; weights."""
 
-ABOUT_ONE = ("split_k", "share", "consumers")
+ABOUT_ONE = ("split_k", "share", "consumers", "carry")
 """Fields about one product: what its CTAs share, and whether its warps do."""
 
 ABOUT_HYBRID = ("promote", "promotion", "partials")

@@ -91,6 +91,7 @@ COUNTS_FROM_ZERO = (
     "lazy",
     "overlap",
     "turns",
+    "carry",
     "ahead",
     "polynomial",
     "repeat",
@@ -150,6 +151,7 @@ class AssignSchedule(ModulePass):
     lazy: int = -1
     overlap: int = -1
     turns: int = -1
+    carry: int = -1
     ahead: int = -1
     exponentials: str = ""
     polynomial: int = -1
