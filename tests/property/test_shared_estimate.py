@@ -68,6 +68,8 @@ def random_schedule(rng: random.Random, target: str) -> dict[str, Any]:
         fields["store_columns"] = rng.choice([c for c in (16, 32, 48, 64, 128) if block[1] % c == 0])
     if warpgroups and block[1] % 16 == 0 and not fields["persistent"] and rng.random() < 0.3:
         fields["split_k"] = rng.choice([2, 4])
+    if fields["persistent"] and fields["roles"] == "specialized" and rng.random() < 0.6:
+        fields["consumers"] = "pingpong"
     return fields
 
 
