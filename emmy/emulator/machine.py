@@ -56,7 +56,7 @@ class Program:
 
     kernel: Kernel
     operations: list[Operation]
-    uses: list[tuple[list[int], Array]]
+    uses: list[tuple[Array, Array]]
     granule: int
     late_readers: bool
 
@@ -71,7 +71,7 @@ class Slot:
     source: Instruction
     operation: Operation
     execute: Execute
-    sources: list[int]
+    sources: Array
     destinations: Array
     guard: Array | None
     guard_number: int
@@ -82,7 +82,7 @@ class Slot:
     touches: Array | None = None
 
 
-def register_uses(source: Instruction, operation: Operation) -> tuple[list[int], Array]:
+def register_uses(source: Instruction, operation: Operation) -> tuple[Array, Array]:
     """The registers that an instruction reads, and those that it makes whole, as `Program.uses` has them."""
     written = {r.number for o in source.operands[: operation.destinations] for r in registers_of(o)}
     if operation.in_place:
@@ -91,7 +91,7 @@ def register_uses(source: Instruction, operation: Operation) -> tuple[list[int],
     for position, operand in enumerate(source.operands):
         if position >= operation.destinations or isinstance(operand, Address | TensorAddress):
             read.update(dict.fromkeys(r.number for r in registers_of(operand)))
-    return list(read), np.array(sorted(written), dtype=np.intp)
+    return np.array(list(read), dtype=np.intp), np.array(sorted(written), dtype=np.intp)
 
 
 def mask_bits(mask: Array) -> Array:
@@ -191,7 +191,7 @@ class Machine:
 
     # Binding
 
-    def _bind(self, source: Instruction, operation: Operation, read: list[int], written: Array) -> Slot:
+    def _bind(self, source: Instruction, operation: Operation, read: Array, written: Array) -> Slot:
         guard = None if source.guard is None else self.banks[1][source.guard[0].index]
         return Slot(
             source,
@@ -340,18 +340,14 @@ class Machine:
 
     def check_sources(self, slot: Slot, low: int, high: int, mask: Array | None, bits: int) -> None:
         """Raise Fault if an active lane reads a register that it never wrote; remember warps that need no more checks."""
-        complete = True
-        needed = None if mask is None else mask_bits(mask)
-        for number in slot.sources:
-            missing = ~self.initialised[number, low:high]
-            if missing.any():
-                complete = False
-                if needed is not None:
-                    missing &= needed
-                if missing.any():
-                    self._unwritten(number, missing, low)
-        if complete:
+        written = self.initialised[slot.sources, low:high]
+        if not written.tobytes().strip(b"\xff"):
             slot.checked |= bits
+            return
+        missing = ~written if mask is None else ~written & mask_bits(mask)
+        for number, lanes in zip(slot.sources.tolist(), missing, strict=True):
+            if lanes.any():
+                self._unwritten(number, lanes, low)
 
     def _unwritten(self, number: int, missing: Array, low: int) -> None:
         warp = int(missing.nonzero()[0][0])

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from emmy.emulator.datatypes import Array
+from emmy.emulator.datatypes import Array, all_true, any_true
 from emmy.emulator.faults import EmulatorError, Fault
 from emmy.emulator.machine import Machine, Slot
 
@@ -103,12 +103,12 @@ class Scheduler:
                         machine.check_guard(slot, low, high)
                     taken = slot.guard[low:high] ^ slot.negated
                     mask = taken if everyone is None else taken & everyone
-                    if mask.all():
+                    if all_true(mask):
                         mask = None
                 if slot.operation.control:
                     self._control(slot, low, high, position, mask)
                     return
-                if mask is None or mask.any():
+                if mask is None or any_true(mask):
                     self._execute(slot, low, high, mask, bits)
                 budget.used += high - low
                 position += 1
@@ -138,7 +138,7 @@ class Scheduler:
             machine.mark_written(slot, low, high, mask, bits)
         if slot.touches is not None:
             machine.wgmma.touch(slot.touches, low, high)
-        slot.count += high - low if mask is None else int(mask.any(axis=1).sum())
+        slot.count += high - low if mask is None or high - low == 1 else int(mask.any(axis=1).sum())
 
     def _execute_whole_warps(self, slot: Slot, low: int, high: int, mask: Array) -> None:
         """A collective instruction under a mask: each warp takes part with all its live lanes, or not at all."""

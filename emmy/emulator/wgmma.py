@@ -16,7 +16,7 @@ import numpy as np
 
 from emmy.emulator.barriers import Waiting
 from emmy.emulator.clocks import FULL_MASK, WARPGROUP
-from emmy.emulator.datatypes import Array
+from emmy.emulator.datatypes import Array, any_true
 from emmy.emulator.faults import Fault
 
 if TYPE_CHECKING:
@@ -88,7 +88,7 @@ class WgmmaQueues:
             used[registers.all] = True
         for slot in machine.slots:
             if not slot.operation.in_place:
-                touched = np.unique(np.concatenate([np.array(slot.sources, np.intp), slot.destinations]))
+                touched = np.unique(np.concatenate([slot.sources, slot.destinations]))
                 slot.touches = touched[used[touched]] if used[touched].any() else None
         self.locked = np.zeros((count, machine.warps), np.bool_)
         self.unfenced = np.ones((count, machine.warps), np.bool_)
@@ -152,7 +152,7 @@ class WgmmaQueues:
         if self.locked is None:
             return
         bad = self.locked[numbers, low:high]
-        if bad.any():
+        if any_true(bad):
             i, warp = (int(x[0]) for x in bad.nonzero())
             raise Fault(self.in_flight(int(numbers[i]), warp + low) or "", warp + low)
 
