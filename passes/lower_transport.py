@@ -273,6 +273,7 @@ class _Lowering:
         full = int(way.tma or way.cluster)
         if way.apart:
             full += WARP * warps * way.cp_async + warps * self._all_arrive(ring)
+            # Of two roles that read it in turn each ticket is for one; they have equally many warps.
             readers = self.readers.get(ring)
             if readers is not None:
                 pipeline.empty_count = IntegerAttr(readers.active_warps * ctas_of(pipeline), i64)
