@@ -4,8 +4,9 @@
     python -m emmy.bench.static --check      # exit code 1 if they are out of date
 
 A 4096^3 product of `mma.sync`, which all targets and policies have, is compiled and assembled for each target, transport,
-placement and policy of `ROWS`; its hottest loop is counted; one CTA of two short products with the same schedule runs on the
-emulator, which counts bank conflicts and what is executed for each k-tile. Attention is in `emmy.bench.static_attention`.
+placement and policy of `ROWS`, and one of 8-bit operands for those of `EIGHT_BIT_ROWS`; its hottest loop is counted; one CTA of
+two short products with the same schedule runs on the emulator, which counts bank conflicts and what is executed for each k-tile.
+Attention is in `emmy.bench.static_attention`.
 """
 
 from __future__ import annotations
@@ -21,8 +22,9 @@ from typing import Any
 
 import numpy as np
 
-from emmy.artefact import run_on_emulator
+from emmy.artefact import DTYPES, run_on_emulator
 from emmy.assemble import main_loop_mix, main_loop_products, occupancy, sass
+from emmy.bench.fp8 import MATMUL as EIGHT_BIT_MATMUL
 from emmy.bench.pages import told, write_or_check
 from emmy.bench.records import Record, read_records
 from emmy.bench.static_attention import attention_rows
@@ -52,6 +54,12 @@ ROWS: dict[str, tuple[Mapping[str, Any], ...]] = {
 }
 """Target -> the schedules to show; each with every policy. sm_89 has no TMA."""
 
+EIGHT_BITS = "f8E4M3FN"
+EIGHT_BIT_POLICIES = ("f32", "hybrid, max_k = 64, partial = f16", "hybrid, max_k = 128, partial = f16")
+
+EIGHT_BIT_ROWS: dict[str, tuple[Mapping[str, Any], ...]] = {"sm_89": (CP_ASYNC,), "sm_120a": (CP_ASYNC, TMA)}
+"""The same of 8-bit operands: targets where f16 sums have another rate than f32 ones."""
+
 TILES: dict[str, Mapping[str, Any]] = {
     "sm_90a": {"block": (128, 256, 64), "warps": (2, 4), "stages": 3, "unroll": 1, "partials": "auto"},
 }
@@ -65,6 +73,10 @@ def rows() -> Iterator[Record]:
         for schedule in schedules:
             for policy in POLICIES:
                 yield row(target, schedule, policy)
+    for target, schedules in EIGHT_BIT_ROWS.items():
+        for schedule in schedules:
+            for policy in EIGHT_BIT_POLICIES:
+                yield row(target, schedule, policy, EIGHT_BITS)
     yield from attention_rows()
 
 
@@ -74,12 +86,13 @@ def whole_page(records: Sequence[Record]) -> str:
     return "\n".join(filter(None, [page(products), attention_page(records)]))
 
 
-def row(target: str, schedule: Mapping[str, Any], policy: str) -> Record:
+def row(target: str, schedule: Mapping[str, Any], policy: str, operands: str = "f16") -> Record:
     """What is known about one kernel; `message` instead of figures if it cannot be compiled."""
     known: Record = {"kind": KIND, "target": target, "schedule": dict(schedule), "policy": policy}
+    known |= {} if operands == "f16" else {"operands": operands}
     try:
-        artefact = compiled(target, schedule, policy, SIZE).artefact
-        (short, lines), (longer, _) = (emulated(target, schedule, policy, depth) for depth in SHORT_DEPTHS)
+        artefact = compiled(target, schedule, policy, SIZE, operands).artefact
+        (short, lines), (longer, _) = (emulated(target, schedule, policy, depth, operands) for depth in SHORT_DEPTHS)
     except EmmyError as error:
         return known | {"message": error.message}
     launch = artefact.entry("matmul")["launches"][0]
@@ -104,20 +117,28 @@ def row(target: str, schedule: Mapping[str, Any], policy: str) -> Record:
     }
 
 
-def compiled(target: str, schedule: Mapping[str, Any], policy: str, depth: int) -> CompiledModule:
+def compiled(
+    target: str, schedule: Mapping[str, Any], policy: str, depth: int, operands: str = "f16"
+) -> CompiledModule:
     """The product with `depth` contraction elements; the schedule that is chosen does not depend on it."""
+    if operands != "f16":
+        types = {"a": operands, "b": operands, "c": "bf16"}
+        text = EIGHT_BIT_MATMUL.format(m=SIZE, n=SIZE, k=depth, policy=policy, **types)
+        return compile_module(text, target, schedule=dict(schedule))
     schedule = {"atom": ATOM, **TILES.get(target, {}), **schedule}
     text = MATMUL.format(m=SIZE, n=SIZE, k=depth, t="f16")
     return compile_module(text, target, accumulate=policy, schedule=schedule)
 
 
-def emulated(target: str, schedule: Mapping[str, Any], policy: str, depth: int) -> tuple[Report, list[str]]:
+def emulated(
+    target: str, schedule: Mapping[str, Any], policy: str, depth: int, operands: str = "f16"
+) -> tuple[Report, list[str]]:
     """What one CTA of the product does on the emulator, and the lines of its PTX."""
-    artefact = compiled(target, schedule, policy, depth).portable_artefact
+    artefact = compiled(target, schedule, policy, depth, operands).portable_artefact
     entry = copy.deepcopy(artefact.entry("matmul"))
     launch = entry["launches"][0]
     launch["grid"] = [1, 1, 1]
-    operand = np.ones((SIZE, depth), np.float16)
+    operand = np.ones((SIZE, depth), DTYPES[operands])
     _, (report,) = run_on_emulator(replace(artefact, entries={"matmul": entry}), "matmul", [operand, operand])
     ptx = artefact.images[launch["image"]].ptx
     assert ptx is not None

@@ -26,7 +26,8 @@ tiles of 128x256 and three slots, not unrolled, so that they compare.
 * *executed* are PTX instructions that the emulator executes, over all warps, for each 128 `mma` of further k-tiles: ldmatrix /
   all that is neither. A block that one warp runs counts once here, and for every warp in the SASS.
 * *tensor cycles*: an m16n8k16 product takes 16 cycles of a sub-core's tensor pipe with FP16 sums and 32 with FP32 sums on GeForce
-  dies, an m16n8k8 product with FP32 sums 16 (`emmy.targets`: FP32 accumulation runs at half rate). *issue* is all instructions
+  dies, an m16n8k8 product with FP32 sums 16 (`emmy.targets`: FP32 accumulation runs at half rate); an m16n8k32 product of 8-bit
+  operands, which is the useful one there, takes what m16n8k16 takes of f16. *issue* is all instructions
   of the loop; one issues a cycle and sub-core, so it is a limit only above the tensor cycles. *model* is the speed over the
   `f32` loop of the same transport and placement by the larger of the two. It knows nothing of latencies, which few warps on an
   SM may fail to hide.
@@ -47,15 +48,25 @@ CLASSES: dict[str, tuple[str, ...]] = {
 SEPARATE = ("LDL", "STL", "LDS", "STS", "LDG", "STG", "R2UR", "MUFU", "I2F")
 """What should not be in a main loop: listed by name if it is."""
 
-TENSOR_CYCLES = {("16816", "F16"): 16, ("16816", "F32"): 32, ("1688", "F32"): 16, ("1688", "F16"): 8}
+TENSOR_CYCLES = {
+    ("16816", "F16"): 16,
+    ("16816", "F32"): 32,
+    ("1688", "F32"): 16,
+    ("1688", "F16"): 8,
+    ("16832", "F16"): 16,
+    ("16832", "F32"): 32,
+}
 """Cycles of a sub-core of a GeForce die, by shape and accumulator."""
+
+TENSOR_OPCODES = ("HMMA", "QMMA")
+"""Products of 16-bit operands, and of 8-bit ones."""
 
 FULL_RATE = ("sm_80", "sm_90a")
 """Targets on which both accumulators run at one rate, so that the model says nothing about them."""
 
 
 def product_kind(opcode: str) -> tuple[str, str]:
-    """Shape and accumulator of an HMMA: `HMMA.16816.F32.BF16` is ("16816", "F32")."""
+    """Shape and accumulator of an HMMA or QMMA: `HMMA.16816.F32.BF16` is ("16816", "F32")."""
     parts = opcode.split(".")
     return parts[1], parts[2]
 
@@ -64,7 +75,7 @@ def classify(mix: Mapping[str, int]) -> Counter[str]:
     """Instructions of a loop by column; tensor instructions are left out."""
     found: Counter[str] = Counter()
     for opcode, count in mix.items():
-        if opcode == "HMMA":
+        if opcode in TENSOR_OPCODES:
             continue
         if opcode.startswith("@") or opcode == "NOP":
             found["fillers"] += count
@@ -76,9 +87,15 @@ def classify(mix: Mapping[str, int]) -> Counter[str]:
     return found
 
 
+def useful_shape(record: Record) -> str:
+    """Of the products that are no promotions."""
+    return "16832" if record.get("operands") else "16816"
+
+
 def useful(record: Record) -> int:
-    """m16n8k16 products of the loop."""
-    return sum(count for opcode, count in record["products"].items() if product_kind(opcode)[0] == "16816")
+    """m16n8k16 products of the loop, or m16n8k32 ones of 8-bit operands."""
+    shape = useful_shape(record)
+    return sum(count for opcode, count in record["products"].items() if product_kind(opcode)[0] == shape)
 
 
 def tensor_cycles(record: Record) -> float:
@@ -107,16 +124,17 @@ def speed(record: Record, base: Record | None) -> float | None:
 
 def page(records: Sequence[Record]) -> str:
     """The text of the page."""
-    targets = list(dict.fromkeys(record["target"] for record in records))
-    return "\n".join(
-        [NOTICE + INTRODUCTION, *(section(target, [r for r in records if r["target"] == target]) for target in targets)]
-    )
+    groups: dict[str, list[Record]] = {}
+    for record in records:
+        title = f"{record['target']}, 8-bit operands" if record.get("operands") else str(record["target"])
+        groups.setdefault(title, []).append(record)
+    return "\n".join([NOTICE + INTRODUCTION, *(section(title, group) for title, group in groups.items())])
 
 
-def section(target: str, records: Sequence[Record]) -> str:
-    """One target: its loops, its resources, what the numbers say."""
+def section(title: str, records: Sequence[Record]) -> str:
+    """One target and kind of operands: its loops, its resources, what the numbers say."""
     good = [record for record in records if "message" not in record]
-    parts = [f"## {target}\n"]
+    parts = [f"## {title}\n"]
     if good:
         parts += [loop_table(good), resource_table(good), *(["\n".join(claims(good)) + "\n"] if claims(good) else [])]
     refused = [
@@ -145,10 +163,12 @@ def loop_table(records: Sequence[Record]) -> str:
         for opcode, count in record["products"].items():
             kinds[" ".join(product_kind(opcode))] += count
         found = classify(record["mix"])
-        tensor = [kinds["16816 F32"], kinds["16816 F16"], kinds["1688 F32"]]
+        shape = useful_shape(record)
+        tensor = [kinds[f"{shape} F32"], kinds[f"{shape} F16"], kinds["1688 F32"]]
         return [_count(value * scale) for value in (*tensor, *(found[column] for column in columns))]
 
-    header = ["loop", "HMMA f32", "HMMA f16", "HMMA k8 f32", *columns]
+    opcode = _opcode(records[0])
+    header = ["loop", f"{opcode} f32", f"{opcode} f16", "HMMA k8 f32", *columns]
     return markdown_table(header, [[name(record), *cells(record)] for record in records])
 
 
@@ -187,13 +207,13 @@ def base_of(record: Record, records: Sequence[Record]) -> Record | None:
 
 def claims(records: Sequence[Record]) -> list[str]:
     """What the tables show, in words."""
-    said = [wrapped(f"* {_promotion(r)}", "  ") for r in records if r["policy"] != "f32"]
+    said = [wrapped(f"* {_promotion(r, records)}", "  ") for r in records if str(r["policy"]).startswith("hybrid")]
     pairs = _pairs(records)
     for record, base in pairs:
         ours, theirs = (overhead(r) for r in (record, base))
         told = (
-            f"* {name(record)}: {ours:.0f} instructions that are neither HMMA nor LDSM nor fillers for each 128 products, "
-            f"{ours / theirs:.2f} of cp.async's {theirs:.0f}; executed by a CTA: {executed(record, 'other'):.0f}, "
+            f"* {name(record)}: {ours:.0f} instructions that are neither {_opcode(record)} nor LDSM nor fillers for each 128 "
+            f"products, {ours / theirs:.2f} of cp.async's {theirs:.0f}; executed by a CTA: {executed(record, 'other'):.0f}, "
             f"{executed(record, 'other') / executed(base, 'other'):.2f} of {executed(base, 'other'):.0f}."
         )
         said.append(wrapped(told, "  "))
@@ -221,7 +241,12 @@ def overhead(record: Record) -> float:
     return (found.total() - found["LDSM"] - found["fillers"]) * 128 / useful(record)
 
 
-def _promotion(record: Record) -> str:
+def _opcode(record: Record) -> str:
+    """Of the useful products."""
+    return "QMMA" if record.get("operands") else "HMMA"
+
+
+def _promotion(record: Record, records: Sequence[Record]) -> str:
     """How a hybrid loop promotes, and why."""
     identity = any(product_kind(opcode)[0] == "1688" for opcode in record["products"])
     adds = {"FHADD": "one `FHADD` a value (`add.f32.f16`)", "HADD2": "`HADD2.F32` and `FADD`, two instructions a value"}
@@ -232,6 +257,12 @@ def _promotion(record: Record) -> str:
         how = f"converting and adding ({by_add}): the tensor pipe, which is the limit, is left to products"
     if record["target"] in FULL_RATE:
         return f"{name(record)} promotes by {how}."
+    if record.get("operands"):
+        return (
+            f"{name(record)} promotes by {how}. {tensor_cycles(record):.1f} tensor cycles a product and {issued(record):.2f} "
+            f"instructions, {record['spill_bytes']} bytes of spills: {figure(speed(record, base_of(record, records)), '.2f')} "
+            f"times as fast as f32 sums, by the model."
+        )
     found = meets_budget(record)
     budget = (
         f"{found['tensor_cycles']:.1f} tensor cycles a product (20 allowed), {found['others']:.2f} other instructions "

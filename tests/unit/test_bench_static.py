@@ -15,6 +15,7 @@ from emmy.bench.static_page import (
     meets_budget,
     others,
     overhead,
+    page,
     section,
     speed,
     tensor_cycles,
@@ -66,6 +67,19 @@ def test_the_tensor_cycle_model():
     assert (others(F32, True), others(F32, False), overhead(F32)) == (35 / 64, 31 / 64, 30)
     slow = record("hybrid, max_k = 64", {"HMMA.16816.F16": 2}, IADD3=78)
     assert speed(slow, F32) == 32 / 40  # more instructions than tensor cycles
+
+
+def test_8_bit_products_have_a_section_of_their_own():
+    f32 = {**record("f32", {"QMMA.16832.F32.E4M3.E4M3": 128}, LDSM=32), "operands": "f8E4M3FN"}
+    half = {**record("hybrid, max_k = 64, partial = f16", {"QMMA.16832.F16.E4M3.E4M3": 128}), "operands": "f8E4M3FN"}
+    half["mix"] = {"QMMA": 128, "LDSM": 32, "HADD2": 256, "FADD": 256}
+    assert (tensor_cycles(f32), tensor_cycles(half), speed(half, f32), others(half, True)) == (32, 16, 2, 4.25)
+    text = page([F32, f32, half])
+    assert "## sm_89\n" in text
+    assert "## sm_89, 8-bit operands\n\n| loop | QMMA f32 | QMMA f16 | HMMA k8 f32 |" in text
+    assert "5.25 instructions, 0 bytes of spills: 2.00 times as fast as f32 sums, by the model." in " ".join(
+        text.split()
+    )
 
 
 def test_the_budget():
