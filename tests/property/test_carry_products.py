@@ -20,11 +20,11 @@ from emmy.schedules import Schedule
 LEVELS = ("carry-products", "place-roles", "lower-transport", "unroll-loops")
 
 
-@settings(max_examples=8, phases=(Phase.explicit, Phase.generate), deadline=None)
+@settings(max_examples=4, phases=(Phase.explicit, Phase.generate), deadline=None)
 @given(
-    m=st.integers(1, 300),
-    n=st.integers(1, 12).map(lambda n: 8 * n),
-    k=st.integers(0, 20).map(lambda k: 8 * k),
+    m=st.integers(1, 200),
+    n=st.integers(1, 8).map(lambda n: 8 * n),
+    k=st.integers(0, 12).map(lambda k: 8 * k),
     transpose_b=st.booleans(),
     bias=st.booleans(),
     groups=st.integers(1, 2),
