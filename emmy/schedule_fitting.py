@@ -48,6 +48,8 @@ def fitted(
             for stages in range(row.stages, 0, -1):
                 one = asked(replace(schedule, stages=stages))
                 if one in seen:
+                    if one.stages != stages:  # they are stated: all that follow are the same
+                        break
                     continue
                 seen.add(one)
                 if one.problem() is not None:

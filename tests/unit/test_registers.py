@@ -21,6 +21,9 @@ from emmy.schedule_table import (
 from emmy.schedules import ROLES, TRANSPORTS
 from emmy.targets import TARGETS, get_target
 
+QUICK = {"verify_each": False}
+"""Kernels of full size: other tests verify such after every pass."""
+
 MATMUL = """func.func @mm(%a: tensor<{a}x{t}>, %b: tensor<{b}x{t}>) -> tensor<{c}x{t}> {{
   %c = tensor_op.matmul %a, %b {flags} : (tensor<{a}x{t}>, tensor<{b}x{t}>) -> tensor<{c}x{t}>
   func.return %c : tensor<{c}x{t}>
@@ -46,7 +49,7 @@ def placements(target: str) -> list[tuple[str, str, str, str]]:
     transports = [word for word in TRANSPORTS if word != "tma" or TARGETS[target].tma]
     asked = [(word, "rows at run time", *policy) for word in transports for policy in POLICIES]
     laid_out = [("auto", layout, *policy) for layout in LAYOUTS for policy in (POLICIES[0], POLICIES[2])]
-    return [*asked, *laid_out, ("auto", "static", "f32", "bf16")]
+    return list(dict.fromkeys([*asked, *laid_out, ("auto", "static", "f32", "bf16")]))
 
 
 @pytest.mark.skipif(find_tool("ptxas") is None, reason="ptxas is not installed")
@@ -58,7 +61,9 @@ def test_what_is_left_to_the_table_is_kept_in_registers(target: str, roles: str)
     for transport, layout, policy, element in placements(target):
         a, b, c, flags = LAYOUTS[layout]
         text = MATMUL.format(a=a, b=b, c=c, flags=flags, t=element)
-        module = emmy.compile(text, target, accumulate=policy, schedule={"transport": transport, "roles": roles})
+        module = emmy.compile(
+            text, target, accumulate=policy, schedule={"transport": transport, "roles": roles}, **QUICK
+        )
         if module.ptx not in seen:
             seen.add(module.ptx)
             try:
@@ -94,7 +99,7 @@ def test_products_of_8_bits_are_kept_in_registers(target: str, policy: str):
     spilled, seen = [], set()
     for layout, schedule in asked:
         a, b, c = EIGHT_BIT_LAYOUTS[layout]
-        module = emmy.compile(EIGHT_BITS.format(a=a, b=b, c=c), target, accumulate=policy, schedule=schedule)
+        module = emmy.compile(EIGHT_BITS.format(a=a, b=b, c=c), target, accumulate=policy, schedule=schedule, **QUICK)
         if module.ptx not in seen:
             seen.add(module.ptx)
             try:
