@@ -90,7 +90,7 @@ _WGMMA = Schedule(
 
 def _warpgroups(block: tuple[int, int, int], stages: int, **fields: Any) -> Schedule:
     """A tile of theirs. Parts of its result are panels, or another multiple of 16 columns that divides it, or all of it."""
-    part = next((columns for columns in (_WGMMA.store_columns, 80, 48) if block[1] % columns == 0), 0)
+    part = next((columns for columns in (_WGMMA.store_columns, 48, 80) if block[1] % columns == 0), 0)
     return replace(_WGMMA, block=block, warps=(block[0] // 16, 1), stages=stages, store_columns=part, **fields)
 
 
