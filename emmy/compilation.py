@@ -6,7 +6,6 @@ import contextlib
 import gc
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
-from operator import is_not
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,7 @@ from emmy.errors import EmmyError
 from emmy.explain import Places, kernel_schedules, pinned_products, schedule_reasons
 from emmy.files import write_file
 from emmy.function_checks import check_functions, nothing_to_compile
-from emmy.ir import as_emmy_error, make_context, parse_attribute, parse_module, print_module, verify_module
+from emmy.ir import Verifier, as_emmy_error, make_context, parse_attribute, parse_module, print_module
 from emmy.launch_facts import Facts, KernelFacts, kernel_facts, level1_facts
 from emmy.launch_plan import plan_entries
 from emmy.locations import show_error
@@ -98,27 +97,6 @@ def lower(
                 break
         verify()
     return lowered
-
-
-class Verifier:
-    """Verifies a module on its way down; not again where nothing has changed, which most passes of most kernels leave."""
-
-    def __init__(self, module: ModuleOp):
-        self.module = module
-        self.parts: list[Any] = []
-        """What was there at the last time: ops, block arguments, operands, types, attributes, in the order of the text."""
-
-    def __call__(self) -> None:
-        """Raises `EmmyError` at the first op that is wrong."""
-        parts: list[Any] = []
-        for op in self.module.walk():
-            parts += (op, *op.operands, *op.result_types, *op.properties.values(), *op.attributes.values())
-            for region in op.regions:
-                for block in region.blocks:
-                    parts += (block, *block.arg_types)
-        if len(parts) != len(self.parts) or any(map(is_not, parts, self.parts)):
-            verify_module(self.module)
-            self.parts = parts
 
 
 def _run(step: Step, options: Options, module: ModuleOp, context: Any, verify: Verifier) -> None:

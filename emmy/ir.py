@@ -11,9 +11,11 @@ import importlib
 import os
 import re
 from bisect import bisect_right
+from collections import deque
 from collections.abc import Callable
 from io import StringIO
-from typing import TypeVar
+from operator import is_not
+from typing import Any, TypeVar
 
 from xdsl.context import Context
 from xdsl.dialects.builtin import FileLineColLoc, IntAttr, ModuleOp, StringAttr, UnknownLoc
@@ -234,6 +236,40 @@ def verify_module(module: ModuleOp) -> None:
         check_dominance(module)
     except RecursionError:
         raise EmmyError("operations are nested too deeply", location_of(module)) from None
+
+
+class Verifier:
+    """Verifies a module again and again: only where something has changed, and most passes leave most kernels as they are."""
+
+    def __init__(self, module: ModuleOp):
+        self.module = module
+        self.parts: list[Any] = []
+        """What was there at the last time: ops, block arguments, operands, types, attributes, in the order of the text."""
+
+    def __call__(self) -> None:
+        """Raises `EmmyError` at the first op that is wrong."""
+        parts: list[Any] = []
+        for op in self.module.walk():
+            parts += (op, *op.operands, *op.result_types, *op.properties.values(), *op.attributes.values())
+            for region in op.regions:
+                for block in region.blocks:
+                    parts += (block, *block.arg_types)
+        if len(parts) != len(self.parts) or any(map(is_not, parts, self.parts)):
+            verify_module(self.module)
+            self.parts = parts
+
+
+_RUN: deque[Verifier] = deque(maxlen=4)
+"""Of the modules that interpreters were given last: each is run again and again."""
+
+
+def verify_once(module: ModuleOp) -> None:
+    """`verify_module`, unless the module was among the last ones here and is what it was."""
+    verifier = next((one for one in _RUN if one.module is module), None)
+    if verifier is None:
+        verifier = Verifier(module)
+        _RUN.append(verifier)
+    verifier()
 
 
 def _check_symbols(table: Operation) -> None:

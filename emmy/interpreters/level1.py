@@ -17,6 +17,7 @@ from emmy.elementwise import ELEMENTWISE
 from emmy.errors import EmmyError
 from emmy.interpreters.contraction import contract, to_f32
 from emmy.interpreters.scalars import numpy_dtype
+from emmy.ir import verify_once
 from emmy.locations import location_of
 
 Array = NDArray[Any]
@@ -28,8 +29,10 @@ def run(module: ModuleOp, entry: str, arrays: Sequence[Array], mode: Mode = "flo
 
     `float64`: every op in float64 on the given (already rounded) operands, nothing is rounded; results are float64.
     `policy`: products are summed as their policies say, one k-step of 16 elements after another, maps are computed in f32,
-    and every value is rounded to its type. Raises `EmmyError` if there is no such function or an array does not fit.
+    and every value is rounded to its type. Raises `EmmyError` if `verify_module` refuses the module, there is no such function or
+    an array does not fit.
     """
+    verify_once(module)
     if mode not in get_args(Mode):
         raise EmmyError(f"mode is one of {', '.join(get_args(Mode))}, got '{mode}'")
     functions = [f for f in module.body.block.ops if isinstance(f, FuncOp) and f.sym_name.data == entry]

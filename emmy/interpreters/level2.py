@@ -21,6 +21,7 @@ from emmy.errors import EmmyError
 from emmy.interpreters.contraction import contract, reduce_axis, to_f32
 from emmy.interpreters.host import grid_offsets, run_host
 from emmy.interpreters.scalars import evaluate_scalar, numpy_dtype
+from emmy.ir import verify_once
 from emmy.locations import location_of
 from emmy.passes.clusters import cluster_of
 
@@ -31,8 +32,10 @@ def run_module(module: ModuleOp, entry: str, arrays: Sequence[Array]) -> list[Ar
     """Run the host function `entry` of a level-2 module on arrays of its parameter types; the arrays that it returns.
 
     Dots accumulate in f32 (in f16 where their policy says so), maps are computed in f32, values are rounded to their types.
-    What no CTA stores stays NaN. Raises `EmmyError` for a missing function, arrays that do not fit, and unknown ops.
+    What no CTA stores stays NaN. Raises `EmmyError` for a module that `verify_module` refuses, a missing function, arrays that do
+    not fit, and unknown ops.
     """
+    verify_once(module)
     with np.errstate(all="ignore"):
         return run_host(module, entry, arrays, run_kernel)
 

@@ -31,6 +31,7 @@ from emmy.interpreters.level3_machine import (
 )
 from emmy.interpreters.level3_memory import Barriers, Ring
 from emmy.interpreters.scalars import numpy_dtype
+from emmy.ir import verify_once
 from emmy.locations import location_of
 from emmy.passes.clusters import cluster_of
 from emmy.passes.protocol import pipelines_of
@@ -63,7 +64,12 @@ def run_kernel(
 def run_module(
     module: ModuleOp, entry: str, arrays: Sequence[Array], landing: str = "late", order: str = "fixed", seed: int = 0
 ) -> list[Array]:
-    """Run a host function whose kernels are at level 3, CTA after CTA, and give its results."""
+    """Run a host function whose kernels are at level 3, CTA after CTA, and give its results.
+
+    Raises `EmmyError` for a module that `verify_module` refuses, a missing function and arrays that do not fit, `Level3Error` for
+    a program that depends on luck.
+    """
+    verify_once(module)
     programs: dict[Operation, Program] = {}
 
     def run(kernel: Operation, args: list[Array], ctas: int) -> None:

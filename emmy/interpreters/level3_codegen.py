@@ -25,7 +25,7 @@ from emmy.interpreters.level3_ring_rules import RING_RULES
 from emmy.interpreters.level3_values import HELPERS
 from emmy.interpreters.level3_writer import Rules, Writer, rule_of
 from emmy.locations import location_of
-from emmy.passes.protocol import EVENT_OPS, takes_turns
+from emmy.passes.protocol import EVENT_OPS, pipelines_of, ring_of, takes_turns
 
 Body = Callable[..., Generator[str | None, None, None]]
 
@@ -142,13 +142,19 @@ def _warp(w: Writer, op: mma.WarpOp) -> None:
 
 
 def compile_kernel(kernel: tile.KernelOp) -> Program:
-    """The program of a kernel in any of its level-3 forms. Raises Level3Error for a kernel that is not at level 3."""
+    """The program of a kernel in any of its level-3 forms. Raises Level3Error for a kernel that is not at level 3, or lacks a
+    pipeline that an op names."""
     ops: list[Operation] = []
     parts = [op for op in kernel.block.ops if isinstance(op, ac.ProducerOp | ac.ConsumerOp | ac.RoleOp)]
     if not parts:
         raise Level3Error(
             f"kernel @{kernel.sym_name.data} has no roles or halves: it is not at level 3", location_of(kernel)
         )
+    pipelines = pipelines_of(kernel)
+    for op in kernel.walk():
+        ring = ring_of(op)
+        if ring is not None and ring not in pipelines:
+            raise Level3Error(f"the kernel has no pipeline @{ring}", location_of(op))
     roles = [_compile_role(kernel, part, name, ops) for part, name in zip(parts, _names(parts), strict=True)]
     lowered = any(isinstance(op, EVENT_OPS) for op in kernel.walk())
     return Program(kernel, tuple(r for r, _ in roles), tuple(ops), tuple(s for _, s in roles), lowered)

@@ -11,10 +11,10 @@ import pytest
 import emmy
 from emmy.artefact import Artefact, run_on_emulator
 from emmy.assemble import find_tool
-from emmy.compilation import Verifier, lower
+from emmy.compilation import lower
 from emmy.compiler import CompiledModule, Options, default_target
 from emmy.errors import EmmyError
-from emmy.ir import parse_module, print_module
+from emmy.ir import Verifier, parse_module, print_module
 from emmy.options import schedule_options
 from emmy.pipelines import LEVELS, PIPELINES, level_of, pipeline_for
 from emmy.registry import parse_passes
