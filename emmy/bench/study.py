@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from emmy.artefact import DTYPES
 from emmy.bench.cases import Case, write_cases, write_refused
 from emmy.bench.errors import seed_statistics, summarize
 from emmy.compiler import compile as compile_module
@@ -31,6 +32,10 @@ SEEDS = 32
 SIZE = 64
 GPU_SIZE = 1024
 ADVERSARIAL_DEPTH = 4096
+EIGHT_BIT_OPERANDS = "f8E4M3FN"
+EIGHT_BIT_DEPTHS = (256, 1024, 4096)
+EIGHT_BIT_PROMOTIONS = (32, 64, 128, 256)
+EIGHT_BIT_SEEDS = 16
 BATCH_ELEMENTS = 1 << 23  # operand elements held at a time
 
 
@@ -52,7 +57,7 @@ class Policy:
 
     @property
     def attribute(self) -> AccumulateAttr:
-        return AccumulateAttr.get(self.name, self.max_k or None)
+        return AccumulateAttr.get(self.name, self.max_k or None, partial="f16" if self.max_k else "")
 
 
 def policies(promotions: Sequence[int] = PROMOTIONS) -> list[Policy]:
@@ -104,6 +109,28 @@ INPUTS: dict[str, Inputs] = {
 }
 
 
+def _largest_of_rows(values: Array) -> Array:
+    return np.abs(values).max(axis=1, keepdims=True)
+
+
+def scaled(largest: float) -> Inputs:
+    """N(0, 1), each row of either operand scaled so that its largest element is `largest`."""
+
+    def inputs(generator: np.random.Generator, m: int, n: int, k: int) -> tuple[Array, Array]:
+        a, b = normal(generator, m, n, k)
+        return a * (largest / _largest_of_rows(a)), b * (largest / _largest_of_rows(b))
+
+    return inputs
+
+
+EIGHT_BIT_INPUTS: dict[str, Inputs] = {
+    "scaled to 448": scaled(448),
+    "scaled to 64": scaled(64),
+    "scaled to 30": scaled(30),
+}
+"""Scaled to the end of e4m3, as is usual; and less. No sum of 64 products of numbers to 30 is beyond f16."""
+
+
 # ---- on the CPU ------------------------------------------------------------------------------------------------------
 
 
@@ -121,17 +148,38 @@ def study(
         yield from study_case(kind, depth, policies(promotions), seeds, size)
 
 
-def study_case(kind: str, depth: int, tried: Sequence[Policy], seeds: int, size: int) -> Iterator[Record]:
-    """One kind of input at one depth."""
+def eight_bit_study(seeds: int = EIGHT_BIT_SEEDS, size: int = SIZE) -> Iterator[Record]:
+    """The same of e4m3 operands, whose f16 sums are rounded once in 32 elements; `operands` says so in a record, and
+    `operand_rounding` what rounding them costs, over rms(C), too."""
+    tried = policies(EIGHT_BIT_PROMOTIONS)
+    cases = [("normal", depth) for depth in EIGHT_BIT_DEPTHS]
+    cases += [(kind, EIGHT_BIT_DEPTHS[-1]) for kind in EIGHT_BIT_INPUTS]
+    for kind, depth in cases:
+        cost = {"operand_rounding": operand_rounding(kind, depth, size, EIGHT_BIT_OPERANDS)}
+        yield from (record | cost for record in study_case(kind, depth, tried, seeds, size, EIGHT_BIT_OPERANDS))
+
+
+def operand_rounding(kind: str, depth: int, size: int, dtype: str) -> float:
+    """The RMS error of a product whose operands were rounded to a type, over rms(C)."""
+    a, b = (INPUTS | EIGHT_BIT_INPUTS)[kind](np.random.default_rng(0), size, size, depth)
+    reference = operands(kind, depth, (0,), size, dtype)[2][0]
+    exact = a @ b.T
+    return float(np.linalg.norm(reference - exact) / np.linalg.norm(exact))
+
+
+def study_case(
+    kind: str, depth: int, tried: Sequence[Policy], seeds: int, size: int, dtype: str = "f16"
+) -> Iterator[Record]:
+    """One kind of input at one depth; `dtype`: of the operands."""
     at_once = max(1, min(seeds, BATCH_ELEMENTS // (size * depth)))
     found: dict[Policy, dict[str, list[dict[str, float]]]] = {p: {"f32": [], "f16": []} for p in tried}
     for first in range(0, seeds, at_once):
-        a, b, reference = operands(kind, depth, range(first, min(first + at_once, seeds)), size)
+        a, b, reference = operands(kind, depth, range(first, min(first + at_once, seeds)), size, dtype)
         for policy in tried:
-            sums = accumulate(a, b, policy)
-            for dtype, kept in (("f32", sums), ("f16", as_f16(sums))):
+            sums = accumulate(a, b, policy, DTYPES[dtype].itemsize == 1)
+            for result, kept in (("f32", sums), ("f16", as_f16(sums))):
                 for one, wanted in zip(kept.astype(np.float64), reference, strict=True):
-                    found[policy][dtype].append(seed_statistics(np, one, wanted))
+                    found[policy][result].append(seed_statistics(np, one, wanted))
     for policy in tried:
         record = {
             "kind": "study",
@@ -140,25 +188,28 @@ def study_case(kind: str, depth: int, tried: Sequence[Policy], seeds: int, size:
             "policy": policy.name,
             "max_k": policy.max_k,
         }
+        record |= {} if dtype == "f16" else {"operands": dtype}
         sizes = {"m": size, "n": size, "k": depth}
-        yield record | sizes | {dtype: summarize(rows) for dtype, rows in found[policy].items()}
+        yield record | sizes | {result: summarize(rows) for result, rows in found[policy].items()}
 
 
-def operands(kind: str, depth: int, seeds: Sequence[int], size: int) -> tuple[Array, Array, Array]:
-    """A [seeds, size, depth] and B^T [seeds, depth, size] rounded to f16 and widened to f32, and C in float64."""
-    pairs = [INPUTS[kind](np.random.default_rng(seed), size, size, depth) for seed in seeds]
-    rounded = [(a.astype(np.float16), b.astype(np.float16)) for a, b in pairs]
+def operands(kind: str, depth: int, seeds: Sequence[int], size: int, dtype: str = "f16") -> tuple[Array, Array, Array]:
+    """A [seeds, size, depth] and B^T [seeds, depth, size] rounded to a type and widened to f32, and C in float64."""
+    inputs = INPUTS | EIGHT_BIT_INPUTS
+    pairs = [inputs[kind](np.random.default_rng(seed), size, size, depth) for seed in seeds]
+    rounded = [(a.astype(DTYPES[dtype]), b.astype(DTYPES[dtype])) for a, b in pairs]
     reference = np.stack([a.astype(np.float64) @ b.astype(np.float64).T for a, b in rounded])
     a = np.stack([a for a, _ in rounded]).astype(np.float32)
     b = np.stack([b for _, b in rounded]).astype(np.float32).swapaxes(-1, -2)
     return a, np.ascontiguousarray(b), reference
 
 
-def accumulate(a: Array, b: Array, policy: Policy) -> Array:
-    """The policy's sums, f16 under `f16`, else f32; what overflows stays infinite."""
+def accumulate(a: Array, b: Array, policy: Policy, eight_bits: bool = False) -> Array:
+    """The policy's sums, f16 under `f16`, else f32, and partial sums of f16; what overflows stays infinite."""
     dtype = np.float16 if policy.name == "f16" else np.float32
     with np.errstate(over="ignore", invalid="ignore"):
-        return contract(np.zeros((*a.shape[:-1], b.shape[-1]), dtype), a, b, policy.attribute)
+        zeros = np.zeros((*a.shape[:-1], b.shape[-1]), dtype)
+        return contract(zeros, a, b, policy.attribute, eight_bits=eight_bits)
 
 
 def as_f16(sums: Array) -> Array:

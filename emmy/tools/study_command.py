@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Iterable
 from pathlib import Path
 
 from emmy.bench import study
@@ -65,15 +66,18 @@ def run(args: argparse.Namespace) -> int:
             raise EmmyError(f"'{args.add}' has no results of the study; run what --prepare wrote")
         write_records(folder / "gpu.jsonl", added)
     elif not (args.page or args.check):
-        write_records(folder / "cpu.jsonl", progress(args))
+        size = args.size or study.SIZE
+        write_records(folder / "cpu.jsonl", progress(study.study(args.k, args.promote, args.seeds, size)))
+        eight_bits = study.eight_bit_study(min(args.seeds, study.EIGHT_BIT_SEEDS), size)
+        write_records(folder / "cpu_fp8.jsonl", progress(eight_bits))
     codes = [write_or_check(args.out / name, text, args.check) for name, text in files(read_study(folder)).items()]
     return max(codes)
 
 
-def progress(args: argparse.Namespace) -> list[study.Record]:
+def progress(studied: Iterable[study.Record]) -> list[study.Record]:
     """The study on the CPU, a line for each record."""
     records: list[study.Record] = []
-    for record in study.study(args.k, args.promote, args.seeds, args.size or study.SIZE):
+    for record in studied:
         error = record["f32"]["rms"][0]
         print(
             f"{record['inputs']:<12} K {record['k']:>6} {record['policy']:>6} {record['max_k'] or '':>4} RMS {error:.2e}"

@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from emmy.artefact import run_on_emulator
-from emmy.bench import study
+from emmy.artefact import DTYPES, run_on_emulator
+from emmy.bench import fp8, study
 from emmy.bench.cases import load_cases
 from emmy.bench.errors import MEASURES, distance, seed_statistics, summarize
 from emmy.bench.study_page import files, read_study
@@ -109,6 +109,31 @@ def test_the_interpreter_sums_as_the_emulated_kernel_does(policy):
         assert np.mean(result == ours) > 0.97
 
 
+@pytest.mark.parametrize("policy", study.policies((64,))[1:], ids=lambda p: p.label)
+def test_f16_sums_of_8_bits_are_those_of_the_emulated_kernel(policy):
+    """Rounded once in 32 elements, by the interpreter and by the emulator."""
+    a, b, _ = study.operands("normal", 128, [5], 64, "f8E4M3FN")
+    text = fp8.MATMUL.format(m=64, n=64, k=128, a="f8E4M3FN", b="f8E4M3FN", c="f32", policy=fp8.POLICIES[policy.label])
+    schedule = {"atom": "m16n8k32", "block": (64, 64, 64), "warps": (2, 2), "stages": 2}
+    artefact = compile(text, "sm_89", schedule=schedule).portable_artefact
+    eighths = [x.astype(DTYPES["f8E4M3FN"]) for x in (a[0], np.ascontiguousarray(b[0].T))]
+    (result,), _ = run_on_emulator(artefact, "matmul", eighths)
+    ours = study.accumulate(a, b, policy, eight_bits=True)[0].astype(np.float32)
+    assert np.mean(result == ours) > 0.97
+    assert np.abs(result - ours).max() <= 2.0**-11 * 32
+
+
+def test_what_is_scaled_to_the_end_of_e4m3_overflows_and_what_is_scaled_to_30_does_not():
+    found = {
+        (kind, r["policy"]): r["f32"]["not_finite"] / (16 * 16)
+        for kind in ("scaled to 448", "scaled to 30")
+        for r in study.study_case(kind, 1024, study.policies((64,)), 1, 16, "f8E4M3FN")
+    }
+    assert found["scaled to 448", "f32"] == found["scaled to 30", "hybrid"] == 0
+    assert found["scaled to 448", "hybrid"] > 0.5
+    assert 0.02 < study.operand_rounding("normal", 256, 16, "f8E4M3FN") < 0.06
+
+
 # --- for a GPU ---
 
 
@@ -140,6 +165,7 @@ def test_the_command_writes_records_page_and_plot_and_checks_them(tmp_path, caps
     assert "So at 32 elements hybrid adds 1." in text
     assert "| RMS error, f32 result | K = 64 | K = 256 |" in text
     assert "So the statement holds for" in text
+    assert "## 8-bit operands (interpreter, 16x16, 3 seeds)" in text
     records = [json.loads(line) for line in (tmp_path / "accumulation" / "cpu.jsonl").read_text().splitlines()]
     gpu = [r | {"source": "A Card"} for r in records if r["inputs"] == "normal"]
     (tmp_path / "accumulation" / "gpu.jsonl").write_text("".join(json.dumps(r) + "\n" for r in gpu))
