@@ -65,20 +65,13 @@ def markdown(text: str | None) -> str:
 # ---- levels ----------------------------------------------------------------------------------------------------------
 
 
-def levels_page(root: Path) -> str:
-    """The same GEMM at every level."""
-    module = compile(root / EXAMPLE, TARGET)
-    source = (root / EXAMPLE).read_text().strip()
-    placed = [step.name for step in pipeline_for(TARGET) if step.level == "level3"]
-    level3 = module.ir("double-buffer-fragments")
-    loop = main_loop(module.ptx, "mma.sync")
-    return f"""{NOTICE}
+LEVELS = """
 # One GEMM at every level
 
-`{EXAMPLE}`, compiled for `{TARGET}`. To see the text after every pass:
+`{example}`, compiled for `{target}`. To see the text after every pass:
 
 ```sh
-emmy compile {EXAMPLE} --target {TARGET} --dump-ir levels
+emmy compile {example} --target {target} --dump-ir levels
 ```
 
 Every text below can be edited and read back by `emmy compile`, `emmy check` and `emmy-opt`.
@@ -95,7 +88,7 @@ Every text below can be edited and read back by `emmy compile`, `emmy check` and
 function, which allocates and launches, and the kernel.
 
 ```mlir
-{module.ir("tile").strip()}
+{tile}
 ```
 
 ## Level 3, `async_copy` and `mma`: who moves what, when it is complete
@@ -104,24 +97,24 @@ function, which allocates and launches, and the kernel.
 multiplies; `double-buffer-fragments` loads the fragments of the next k-step while this one is multiplied.
 
 ```mlir
-{only_kernel(level3)}
+{halves}
 ```
 
-The passes {", ".join(f"`{name}`" for name in placed[placed.index("place-roles") : placed.index("canonicalize")])} merge
+The passes {placed} merge
 the two halves for one set of warps, turn the protocol into `cp.async`, groups and barriers, give every ring its bytes and
 name the tile of every CTA:
 
 ```mlir
-{only_kernel(module.ir("level3"))}
+{level3}
 ```
 
 ## Level 4, `ptx`: one thread, one op for each instruction
 
-{instruction_table(module)}
+{instructions}
 The main loop begins like this:
 
 ```mlir
-{excerpt(loop_around(module.ir("ptx"), "ptx.mma_"), 24)}
+{ptx}
 ```
 
 ## PTX of the main loop
@@ -130,6 +123,24 @@ The main loop begins like this:
 {loop}
 ```
 """
+
+
+def levels_page(root: Path) -> str:
+    """The same GEMM at every level."""
+    module = compile(root / EXAMPLE, TARGET)
+    placed = [step.name for step in pipeline_for(TARGET) if step.level == "level3"]
+    return NOTICE + LEVELS.format(
+        example=EXAMPLE,
+        target=TARGET,
+        source=(root / EXAMPLE).read_text().strip(),
+        tile=module.ir("tile").strip(),
+        halves=only_kernel(module.ir("double-buffer-fragments")),
+        placed=", ".join(f"`{name}`" for name in placed[placed.index("place-roles") : placed.index("canonicalize")]),
+        level3=only_kernel(module.ir("level3")),
+        instructions=instruction_table(module),
+        ptx=excerpt(loop_around(module.ir("ptx"), "ptx.mma_"), 24),
+        loop=main_loop(module.ptx, "mma.sync"),
+    )
 
 
 def only_kernel(text: str) -> str:

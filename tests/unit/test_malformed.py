@@ -159,7 +159,7 @@ READING = (
     Case("several errors: the first counts", edit("64x64xf16", "64x65xf16") + edit("@mm", "@nn").replace("32x64xf16", "48x64xf16"), "2:3", "'tensor_op.matmul': matmul of these operands gives 64x64, not 64x65"),
     # policies and schedules, as far as they need no target
     Case("an unknown policy", policy("f64"), "2:3", "accumulate is one of f32, f16, hybrid, got 'f64'"),
-    Case("an unknown field of a policy", policy("hybrid, max = 3"), "2:57", "accumulate has no field 'max'; its fields are max_k and overflow"),
+    Case("an unknown field of a policy", policy("hybrid, max = 3"), "2:57", "accumulate has no field 'max'; its fields are max_k, overflow and partial"),
     Case("max_k within a k-step", policy("hybrid, max_k = 17"), "2:3", "max_k is a positive multiple of 16 (one k-step), got 17"),
     Case("f16 sums of bf16", edit("xf16", "xbf16", policy("f16")), "2:3", "'tensor_op.matmul': accumulate<f16> needs f16 operands, got bf16"),
     Case("an unknown field of a schedule", schedule("block", "blocks"), "2:64", "a schedule has no field 'blocks'; its fields are ..."),
