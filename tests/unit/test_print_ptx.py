@@ -288,6 +288,8 @@ def test_an_instruction_that_came_later_raises_the_version():
     text = kernel("%z = ptx.constant 0.0 : f32\n" + body)
     versions = [ptx_of(text, target).splitlines()[0] for target in ("sm_89", "sm_90a", "sm_120a")]
     assert versions == [".version 8.4", ".version 8.4", ".version 8.7"]
+    halves = kernel("%z = ptx.constant 0 : i32\n%a, %b = ptx.mma_m16n8k32_f16_e4m3 " + "%tid, " * 6 + "%z, %z\n")
+    assert {ptx_of(halves, target).splitlines()[0] for target in ("sm_89", "sm_90a", "sm_120a")} == {".version 8.7"}
 
 
 def test_a_loop_that_surely_runs_has_no_guard():
