@@ -87,8 +87,8 @@ class Plan:
 
 
 def make_plan(kernel: tile.KernelOp, limit: int) -> Plan:
-    """Decide the pipelines of a kernel. A kernel with products and no schedule is an EmmyError, and so is a field of a schedule that
-    says nothing about its kernel."""
+    """Decide the pipelines of a kernel. A kernel with products and no schedule is an EmmyError, and so is a field of a schedule
+    that says nothing about its kernel."""
     if kernel.schedule is None and not any(isinstance(op, tile.DotOp) for op in kernel.walk()):
         kernel.schedule = tile.ScheduleAttr.get(ELEMENTWISE_SCHEDULE)
     if kernel.schedule is None:

@@ -285,7 +285,8 @@ def _refuse_pin(op: Operation) -> None:
     pinned = next((name for name in (SCHEDULE, SCHEDULES) if name in op.attributes), None)
     if pinned is not None:
         raise EmmyError(
-            f"{pinned} is for products, and '{op.name}' is none: it is computed with the product before it, or by a fixed schedule",
+            f"{pinned} is for products, and '{op.name}' is none: it is computed with the product before it, or by a fixed "
+            "schedule",
             location_of(op),
         )
 

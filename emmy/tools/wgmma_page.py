@@ -54,9 +54,9 @@ of the result's columns. Nothing passes between them: as halves of 32 keys each,
 would be bound by its 128 bytes a cycle (64 x 32 x 16 multiply-adds take 16 cycles, their operands 24), and half of the
 probabilities would have to be exchanged.
 
-Where keys are the values (Gemma's global layers), `reuse = 1` copies a tile once for both products. That is half of the bytes, and
-leaves room for a second slot: `"reuse = 1, stages = 2"`. With `turns = 1` one of the two warpgroups multiplies while the other
-computes its probabilities.
+Where keys are the values (Gemma's global layers), `reuse = 1` copies a tile once for both products. That is half of the bytes,
+and leaves room for a second slot: `"reuse = 1, stages = 2"`. With `turns = 1` one of the two warpgroups multiplies while the
+other computes its probabilities.
 
 ## The consumer's loop, before and after
 
