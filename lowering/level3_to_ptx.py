@@ -10,7 +10,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import cast
 
 from xdsl.context import Context
@@ -42,7 +42,7 @@ from emmy.lowering.ptx_shapes import Registers
 from emmy.lowering.ptx_tma import TMA_EVENTS
 from emmy.passes.allocate_shared import SHARED_BYTES
 from emmy.passes.approximate_exponentials import HALVES, POLYNOMIAL
-from emmy.passes.bounds import may_overrun
+from emmy.passes.bounds import OUTER_OVERRUNS, may_overrun
 from emmy.passes.clusters import cluster_of
 from emmy.passes.place_loads import AHEAD
 from emmy.passes.protocol import takes_turns
@@ -141,6 +141,7 @@ class KernelLowering(FragmentLowering):
             for name, parameter in zip(kind, given, strict=True):
                 parameter.name_hint = f"{arg.name_hint or 'view'}_{name.split()[0]}"
             view = make_view(builder, cast(tile.ViewType, arg.type), given)
+            view = replace(view, outer_checked=may_overrun(kernel, number, OUTER_OVERRUNS))
             self.views[arg] = view.with_bounds(builder) if may_overrun(kernel, number) else view
             self.view_numbers[arg] = number
 

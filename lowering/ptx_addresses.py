@@ -201,12 +201,14 @@ Stride = int | SSAValue
 
 @dataclass(frozen=True, eq=False)
 class View:
-    """A kernel argument: its address and, for each dimension, size (elements) and stride (bytes)."""
+    """A kernel argument: its address and, for each dimension, size (elements) and stride (bytes). `outer_checked`: whether a box
+    may lie past the end of a dimension before the last two."""
 
     pointer: SSAValue
     sizes: tuple[Number, ...]
     strides: tuple[Stride, ...]
     element_bytes: int
+    outer_checked: bool = False
 
     @property
     def rank(self) -> int:
@@ -217,6 +219,15 @@ class View:
         """The same view for boxes that may pass its end: sizes in registers, from which no bound is left out."""
         sizes = tuple(builder.constant(size) if isinstance(size, int) else size for size in self.sizes)
         return replace(self, sizes=sizes)
+
+    def seen_from(self, builder: Builder, offsets: Sequence[Number]) -> View:
+        """The view for a box at element offsets: without columns, if these are past an end that is to be checked."""
+        if not self.outer_checked:
+            return self
+        inside_: Condition = True
+        for offset, size in list(zip(offsets, self.sizes, strict=True))[:-2]:
+            inside_ = builder.both(inside_, builder.compare("lt", offset, size))
+        return replace(self, sizes=(*self.sizes[:-1], builder.select(inside_, self.sizes[-1], 0)))
 
     def part(self, builder: Builder, offsets: Sequence[Number], sizes: Sequence[Number]) -> View:
         """The view of other sizes that begins at element offsets of this one."""

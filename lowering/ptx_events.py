@@ -16,7 +16,7 @@ from emmy.dialects.async_copy_rings import ring_name
 from emmy.dialects.ptx import TensorMap
 from emmy.errors import EmmyError
 from emmy.locations import location_of
-from emmy.lowering.ptx_addresses import Barriers, Ring, SharedField, View, make_ring
+from emmy.lowering.ptx_addresses import Barriers, Ring, SharedField, TileOffset, View, make_ring
 from emmy.lowering.ptx_builder import Builder, Condition, Number
 from emmy.lowering.ptx_copies import Copies
 from emmy.lowering.ptx_values import LoweredValues
@@ -206,25 +206,32 @@ class EventLowering(LoweredValues):
         """A field, and the byte offset of a slot in its ring."""
         return self.ring_of(slot).fields[field], self.slot_offset(slot)
 
+    def view_from(self, view: SSAValue, at: TileOffset) -> View:
+        """A view, as a box there sees it."""
+        return self.views[view].seen_from(self.builder, at.indices)
+
     # ---- copies by threads -------------------------------------------------------------------------------------------
 
     def cp_async(self, op: async_copy.CpAsyncOp) -> None:
         """`cp.async` of a box."""
         field, slot = self.place(op.slot, op.field.data)
         self.builder.comment(f"cp.async into @{ring_name(op.slot)}.{op.field.data}")
-        self.copies.cp_async(self.views[op.view], self.tile_offset(op.indices), field, slot, op.bytes.value.data)
+        at = self.tile_offset(op.indices)
+        self.copies.cp_async(self.view_from(op.view, at), at, field, slot, op.bytes.value.data)
 
     def plain_copy(self, op: async_copy.PlainCopyOp) -> None:
         """Loads and stores of a box, into shared memory."""
         field, slot = self.place(op.slot, op.field.data)
         self.builder.comment(f"load into @{ring_name(op.slot)}.{op.field.data}")
-        self.copies.plain_copy(self.views[op.view], self.tile_offset(op.indices), field, slot, op.bytes.value.data)
+        at = self.tile_offset(op.indices)
+        self.copies.plain_copy(self.view_from(op.view, at), at, field, slot, op.bytes.value.data)
 
     def plain_store(self, op: async_copy.PlainStoreOp) -> None:
         """Loads and stores of a box, out of shared memory."""
         field, slot = self.place(op.slot, op.field.data)
         self.builder.comment(f"store from @{ring_name(op.slot)}.{op.field.data}")
-        self.copies.plain_store(self.views[op.view], self.tile_offset(op.indices), field, slot, op.bytes.value.data)
+        at = self.tile_offset(op.indices)
+        self.copies.plain_store(self.view_from(op.view, at), at, field, slot, op.bytes.value.data)
 
     def commit_group(self, op: async_copy.CommitGroupOp) -> None:
         """`cp.async.commit_group`"""

@@ -78,15 +78,16 @@ class FragmentLowering(TmaLowering):
         """`st.global`. Without a schedule nothing is known of the CTA's tile, and every element is checked."""
         block = self.schedule.block if self.schedule else (ANYWHERE,) * 3
         self.builder.comment("fragments to global memory")
-        values, view = self.registers(op.value), self.views[op.view]
-        self.fragments.store_global(op, values, view, self.tile_offset(op.indices), block)
+        values, at = self.registers(op.value), self.tile_offset(op.indices)
+        self.fragments.store_global(op, values, self.view_from(op.view, at), at, block)
 
     def load_global(self, op: mma.LoadGlobalOp) -> None:
         """`ld.global`. Without a schedule nothing is known of the CTA's tile, and every element is checked."""
         block = self.schedule.block if self.schedule else (ANYWHERE,) * 3
-        view, transposed = self.views[op.view], op.transposed is not None
         self.builder.comment("a fragment from global memory")
-        self.values[op.result] = self.fragments.load_global(op, view, self.tile_offset(op.indices), transposed, block)
+        at, transposed = self.tile_offset(op.indices), op.transposed is not None
+        view = self.view_from(op.view, at)
+        self.values[op.result] = self.fragments.load_global(op, view, at, transposed, block)
 
     def fill(self, op: mma.FillOp) -> None:
         """Constants"""

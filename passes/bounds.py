@@ -18,6 +18,9 @@ from emmy.passes.constants import constant
 OVERRUNS = "emmy.overruns"
 """Attribute of a kernel: the arguments whose boxes may pass the end although the size is a multiple of the box's."""
 
+OUTER_OVERRUNS = "emmy.outer_overruns"
+"""Attribute of a kernel: the arguments whose boxes may lie past the end of a dimension before the last two."""
+
 
 def greatest(value: SSAValue) -> int | None:
     """The greatest value that an index (never negative) provably has, or None."""
@@ -62,6 +65,18 @@ def _of_parts(owner: Operation, parts: list[int | None]) -> int | None:
             return None
 
 
+def _divisor_of_remainder(owner: arith.SubiOp) -> int | None:
+    """c, where an op is what x - x / c * c is: the remainder by c."""
+    product = owner.rhs.owner
+    if not isinstance(product, arith.MuliOp):
+        return None
+    for quotient, factor in ((product.lhs, product.rhs), (product.rhs, product.lhs)):
+        division, by = quotient.owner, constant(factor)
+        if isinstance(division, arith.DivUIOp) and division.lhs is owner.lhs and by and constant(division.rhs) == by:
+            return by
+    return None
+
+
 def _last_multiple(end: int | None, step: int) -> int | None:
     """The last multiple of `step` below `end`; 0 stands for a value that is 0."""
     if end is None:
@@ -70,13 +85,14 @@ def _last_multiple(end: int | None, step: int) -> int | None:
 
 
 def note_overruns(kernel: tile.KernelOp) -> None:
-    """Write `emmy.overruns` on a kernel of level 2, if there are any.
+    """Write `emmy.overruns` and `emmy.outer_overruns` on a kernel of level 2, if there are any.
 
     A box begins at a multiple of its extent, so that it lies inside a view whose size is one too, if the offset stays below
-    the size: as it does where the loop or the grid ends there, and as it need not where the text says otherwise.
+    the size: as it does where the loop or the grid ends there, and as it need not where the text says otherwise. Outer offsets
+    that come from memory (pages of keys) are what the caller says they are.
     """
     arguments: list[SSAValue] = list(kernel.block.args)
-    found: set[int] = set()
+    found, outer = set[int](), set[int]()
     for op in kernel.walk():
         if isinstance(op, tile.LoadOp | tile.StoreOp):
             box = op.result if isinstance(op, tile.LoadOp) else op.value
@@ -84,8 +100,11 @@ def note_overruns(kernel: tile.KernelOp) -> None:
             # The sizes of a slice are in registers anyway.
             if op.view in arguments and _may_pass(op.view, op.indices, shape, _part(kernel, op, shape)):
                 found.add(arguments.index(op.view))
-    if found:
-        kernel.attributes[OVERRUNS] = DenseArrayBase.from_list(i64, sorted(found))
+            if op.view in arguments and _may_pass_outside(op.view, op.indices, shape):
+                outer.add(arguments.index(op.view))
+    for name, noted in ((OVERRUNS, found), (OUTER_OVERRUNS, outer)):
+        if noted:
+            kernel.attributes[name] = DenseArrayBase.from_list(i64, sorted(noted))
 
 
 def _part(kernel: tile.KernelOp, op: tile.LoadOp | tile.StoreOp, box: Sequence[int]) -> int:
@@ -94,9 +113,9 @@ def _part(kernel: tile.KernelOp, op: tile.LoadOp | tile.StoreOp, box: Sequence[i
     return part if part and box[-1] % part == 0 else box[-1]
 
 
-def may_overrun(kernel: tile.KernelOp, argument: int) -> bool:
-    """Whether `emmy.overruns` names an argument."""
-    noted = kernel.attributes.get(OVERRUNS)
+def may_overrun(kernel: tile.KernelOp, argument: int, attribute: str = OVERRUNS) -> bool:
+    """Whether the attribute names an argument."""
+    noted = kernel.attributes.get(attribute)
     return isinstance(noted, DenseArrayBase) and argument in cast(Sequence[int], noted.get_values())
 
 
@@ -110,4 +129,16 @@ def _may_pass(view: SSAValue, indices: Sequence[SSAValue], box: Sequence[int], p
             last = greatest(index)
             if last is None or last + extent > size:
                 return True
+    return False
+
+
+def _may_pass_outside(view: SSAValue, indices: Sequence[SSAValue], box: Sequence[int]) -> bool:
+    """The same in a dimension before the last two, of a known size and an offset that is no datum."""
+    sizes = cast(tile.ViewType, view.type).get_shape()
+    extents = [1] * (len(sizes) - len(box)) + list(box)
+    for size, index, extent in list(zip(sizes, indices, extents, strict=True))[:-2]:
+        remainder = _divisor_of_remainder(index.owner) if isinstance(index.owner, arith.SubiOp) else None
+        last = greatest(index) if remainder is None else remainder - 1
+        if size != DYNAMIC and last is not None and last + extent > size:
+            return True
     return False

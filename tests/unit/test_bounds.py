@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 import emmy
+from emmy.interpreters import level2
 from emmy.ir import parse_module
-from emmy.passes.bounds import OVERRUNS, greatest
+from emmy.passes.bounds import OUTER_OVERRUNS, OVERRUNS, greatest
 
 MATMUL = """func.func @mm(%a: tensor<64x64xf16>, %b: tensor<64x64xf16>) -> tensor<64x64xf16> {
   %c = tensor_op.matmul %a, %b transpose_b : (tensor<64x64xf16>, tensor<64x64xf16>) -> tensor<64x64xf16>
@@ -75,6 +76,34 @@ def test_parts_of_a_result_that_begin_where_the_view_ends(transport: str):
     a, b = (generator.integers(-3, 4, (48, 48)).astype(np.float16) for _ in "ab")
     wanted = (a.astype(np.float64) @ b.astype(np.float64).T).astype(np.float16)
     np.testing.assert_array_equal(module.mm(a, b, device="emulator"), wanted)
+
+
+BATCHES = MATMUL.replace("64x64", "3x64x64")
+OUTER_EDITS = {"load": ("tile.load %a[%b_1", [0]), "store": ("tile.store %0, %c[%b_1", [2]), "nothing": ("", [])}
+
+
+@pytest.mark.parametrize("fields", KERNELS, ids=str)
+@pytest.mark.parametrize("edit", OUTER_EDITS)
+def test_text_whose_batches_run_past_the_end(edit: str, fields: dict[str, str]):
+    """Batch b + 2 of three: what is not there reads as zeros, and is not stored."""
+    place, overrun = OUTER_EDITS[edit]
+    schedule = {"block": (32, 32, 32), "warps": (1, 2), "stages": 2, "atom": "m16n8k16", "persistent": 0, **fields}
+    text = emmy.compile(BATCHES, "sm_90a", schedule=schedule).ir("tile")
+    if place:
+        far = "    %c2 = arith.constant 2 : index\n    %far = arith.addi %b_1, %c2 : index\n"
+        text = text.replace("    %c0 = arith", f"{far}    %c0 = arith").replace(place, place.replace("%b_1", "%far"))
+    module = emmy.compile(text, "sm_90a")
+    generator = np.random.default_rng(0)
+    a, b = (generator.integers(-3, 4, (3, 64, 64)).astype(np.float16) for _ in "ab")
+    seen = np.concatenate([a[2:], 0 * a[:2]]) if edit == "load" else a
+    wanted = seen.astype(np.float32) @ b.astype(np.float32).swapaxes(1, 2)
+    result = module.mm(a, b, device="emulator")
+    [same] = level2.run_module(parse_module(text, "t"), "mm", [a, b])
+    for got in (result, same):
+        assert np.array_equal(got[2], wanted[0]) if edit == "store" else np.array_equal(got, wanted)
+    kernel = next(op for op in parse_module(module.ir("lower-tile"), "t").walk() if op.name == "tile.kernel")
+    noted = kernel.attributes.get(OUTER_OVERRUNS)
+    assert (list(noted.get_values()) if noted is not None else []) == overrun
 
 
 INDICES = """tile.kernel @k(%v: !tile.view<?xi32>) {
