@@ -51,8 +51,8 @@ class LowerTile(ModulePass):
       of the smallest one): then, and with epilogue `direct`, it is `mma.store_global`, as it is for one row or column;
     * an accumulation policy that is more than the types say (hybrid) stays on `mma.mma`; with `overflow = redo` the loop is
       followed by its second computation in f32 (`tile_redo`), for sums that are not finite;
-    * views of which a box may pass the end, although the tile divides the size, are in the kernel's `emmy.overruns`; those of which
-      a box may lie past the end of a dimension before the last two, in `emmy.outer_overruns`.
+    * views of which a box may pass the end, although the tile divides the size, are in the kernel's `emmy.overruns`; those of
+      which a box may lie past the end of a dimension before the last two, in `emmy.outer_overruns`.
 
     Before:
         %acc = scf.for %k = %c0 to %K step %c64 iter_args(%s = %zero) -> (!tile.tile<128x256xf32>) {
