@@ -15,7 +15,7 @@ Products = Literal[0, 1, 2]
 """Of a kernel: none, one, or two in a row (the second one's operand a is made of the first one's result)."""
 
 ABOUT_TWO = (
-    *("splits", "late_stages", "repeat", "reuse", "hold", "sites", "order", "masks"),
+    *("splits", "late_stages", "repeat", "reuse", "hold", "order", "masks"),
     *("stagger", "overlap", "turns", "lazy", "seldom", "exponentials", "polynomial"),
 )
 """Fields about two products in a row: an operand that is computed, or stays the same; rows that see some of the keys; weights."""

@@ -265,15 +265,19 @@ def test_schedule_attribute_holds_every_field():
     counts["store_columns"] = 16  # of the columns that there are
     counts["split_k"] = SCHEDULE_FIELDS["split_k"]  # is for kernels that are not persistent
     counts["turns"] = SCHEDULE_FIELDS["turns"]  # is without stagger
+    counts["carry"] = SCHEDULE_FIELDS["carry"]  # is for wgmma
+    counts["reuse"] = SCHEDULE_FIELDS["reuse"]  # is without overlap
     words["share"] = SCHEDULE_FIELDS["share"]  # is for TMA
     others = {"block": (64, 32, 16), "warps": (2, 1), "atom": "m16n8k8", "promote": 16}
     schedule = Schedule(**counts, **words, **others, producer_regs=24, consumer_regs=240)
-    apart = ("split_k", "share", "turns")
+    apart = ("split_k", "share", "turns", "carry", "reuse")
     assert all(getattr(schedule, n) != default for n, default in SCHEDULE_FIELDS.items() if n not in apart)
     for other in (
         Schedule(block=(64, 32, 16), warps=(4, 1), split_k=2),
         Schedule(block=(64, 32, 32), roles="specialized", share="a"),
         Schedule(block=(64, 32, 32), roles="specialized", warps=(2, 1), turns=1),
+        Schedule(atom="wgmma", block=(64, 64, 64), warps=(4, 1), roles="specialized", transport="auto", carry=1),
+        Schedule(block=(64, 32, 32), warps=(2, 1), reuse=1),
     ):
         assert ScheduleAttr.get(other).data == other
     assert ScheduleAttr.get(schedule).data == schedule
