@@ -135,7 +135,7 @@ def register_split(schedule: Schedule, target: Target) -> RegisterSplit | str | 
     `setmaxnreg`, a role is no whole number of warpgroups, or each thread has all registers that it can use anyway.
     """
     asked = schedule.producer_regs or schedule.consumer_regs
-    warps = schedule.threads // 32, schedule.producer_warps
+    warps = schedule.threads // 32 // schedule.groups, schedule.producer_warps
     if not target.setmaxnreg or any(count % 4 for count in warps):
         if not asked:
             return None

@@ -231,6 +231,7 @@ SPLITS = [
     ("sm_89", {}, None),
     ("sm_90a", {"producer_warps": 1}, None),
     ("sm_90a", {"warps": (2, 2)}, None),
+    ("sm_90a", {"warps": (2, 3), "consumers": "pingpong"}, None),  # 12 warps, but 6 of each consumer
 ]
 
 
