@@ -165,7 +165,8 @@ def _waves(op: MatmulOp | CompositeOp, schedule: Schedule, target: str) -> str:
     assumed = f" (a ? size counts as {UNKNOWN_SIZE})" if DYNAMIC in (m, n) else ""
     full = 100 * ctas / (waves * sms * resident) if waves else 0
     places = f"{sms} SMs" if resident == 1 else f"{resident} on each of {sms} SMs"
-    return f"{ctas} CTAs are {waves} wave{'s'[: waves != 1]} of {places}, {full:.0f} % full{assumed}"
+    count = "1 CTA is" if ctas == 1 else f"{ctas} CTAs are"
+    return f"{count} {waves} wave{'s'[: waves != 1]} of {places}, {full:.0f} % full{assumed}"
 
 
 def _resident(schedule: Schedule, target: str) -> int:

@@ -30,11 +30,11 @@ class KernelReport:
     registers, spill_bytes (stored and loaded) and stack_bytes are per thread, shared_bytes per CTA (static and dynamic),
     None where no assembler ran. grids: CTAs of each launch, as expressions over the arguments' sizes. cluster: CTAs of a cluster,
     1 without clusters; clusters_held: how many the GPU of this machine holds at once, None where there is none. occupancy: CTAs
-    and warps an SM holds at a time. main_loop: SASS opcode -> count, most frequent first; None without cubin or nvdisasm.
-    ptx_instructions: of the whole kernel. schedule: its fields; reason: why these. copies: how each field of a ring is moved
-    (`tma`, `cp_async`, `plain`), which a schedule's `transport = auto` leaves to the tensors. variant: its name in
-    `emmy.variants`, None for kernels that have none; takes: how the tensors of a call must lie for this kernel. times: by what a
-    call chooses among several kernels that take it, as expressions over the sizes: the least.
+    and warps an SM holds at a time. main_loop: SASS opcode -> count, most frequent first, empty if no loop is left; None without
+    cubin or nvdisasm. ptx_instructions: of the whole kernel. schedule: its fields; reason: why these. copies: how each field of
+    a ring is moved (`tma`, `cp_async`, `plain`), which a schedule's `transport = auto` leaves to the tensors. variant: its name
+    in `emmy.variants`, None for kernels that have none; takes: how the tensors of a call must lie for this kernel. times: by what
+    a call chooses among several kernels that take it, as expressions over the sizes: the least.
     """
 
     name: str
@@ -58,7 +58,8 @@ class KernelReport:
     times: tuple[str, ...] = ()
 
     def __str__(self) -> str:
-        rows = [("launch", f"{' and '.join(self.grids) or 'no'} CTAs of {self.threads} threads")]
+        ctas = "1 CTA" if self.grids == ("1",) else f"{' and '.join(self.grids) or 'no'} CTAs"
+        rows = [("launch", f"{ctas} of {self.threads} threads")]
         if self.cluster > 1:
             held = "" if self.clusters_held is None else f"; this GPU holds {self.clusters_held} at once"
             rows.append(("clusters", f"of {self.cluster} CTAs{held}"))
@@ -74,7 +75,8 @@ class KernelReport:
             counts = [f"{opcode} {count}" for opcode, count in self.main_loop.items()]
             more = ", ..." if len(counts) > SHOWN_OPCODES else ""
             total = sum(self.main_loop.values())
-            rows.append(("main loop", f"{total} instructions: {', '.join(counts[:SHOWN_OPCODES])}{more}"))
+            shown = f"{total} instructions: {', '.join(counts[:SHOWN_OPCODES])}{more}"
+            rows.append(("main loop", shown if counts else "none: no loop is left in it"))
         if self.ptx_instructions is not None:
             rows.append(("PTX", f"{self.ptx_instructions} instructions"))
         if self.schedule is not None:

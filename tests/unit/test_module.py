@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -180,6 +181,9 @@ def test_reports_say_how_tensors_are_copied(k: int, target: str, transport: str)
     assert kernel.copies is not None
     assert {kernel.copies["ab.a"], kernel.copies["ab.b"]} == {transport}
     assert f"ab.a by {transport}" in str(kernel)
+    assert ("launch     1 CTA of " in str(kernel)) == (transport != "tma")  # persistent: min(1, SMs)
+    assert "; 1 CTA is 1 wave of " in str(kernel)
+    assert "main loop  none" in str(replace(kernel, main_loop={}))
 
 
 def test_reasons():

@@ -2,7 +2,11 @@
 
 import pytest
 
+from emmy.chained_schedules import CHAINED_ROWS
 from emmy.errors import EmmyError
+from emmy.pipelines import PIPELINES
+from emmy.schedule_limits import AUTO_TRANSPORT
+from emmy.schedule_table import SPILLS, TABLES
 from emmy.targets import TARGETS, get_target
 
 
@@ -23,6 +27,15 @@ def test_flags_follow_the_generation():
 def test_accumulating_in_f16_doubles_the_rate_on_geforce_only():
     ratios = {name: target.tensor_rate_f16 // target.tensor_rate_f32 for name, target in TARGETS.items()}
     assert ratios == {"sm_80": 1, "sm_89": 2, "sm_90a": 1, "sm_120a": 2}
+
+
+def test_every_table_has_a_row_for_every_target():
+    tables = {"PIPELINES": PIPELINES, "AUTO_TRANSPORT": AUTO_TRANSPORT, "SPILLS": SPILLS, "CHAINED_ROWS": CHAINED_ROWS}
+    for name, table in tables.items():
+        assert set(table) == set(TARGETS), f"of {name}"
+    for (eight_bits, partial_bits), table in TABLES.items():
+        wanted = {name for name, target in TARGETS.items() if target.fp8 or not eight_bits}
+        assert set(table) == wanted, f"of the schedules with {eight_bits=}, {partial_bits=}"
 
 
 @pytest.mark.parametrize(("name", "message"), [("sm_90", "use 'sm_90a'"), ("sm_120", "use 'sm_120a'")])
