@@ -10,7 +10,7 @@ from dataclasses import asdict, fields, replace
 from math import prod
 from typing import Any, cast
 
-from xdsl.dialects.builtin import ModuleOp, StringAttr
+from xdsl.dialects.builtin import AnyFloat, ModuleOp, StringAttr
 from xdsl.ir import Operation
 
 from emmy.chained_schedules import CHAINED_ROWS, table_row
@@ -33,6 +33,7 @@ from emmy.passes.timed_schedules import timed_schedules
 from emmy.schedule_table import TABLES, UNKNOWN_SIZE
 from emmy.schedules import Schedule
 from emmy.targets import get_target
+from emmy.variants import VARIANTS, schedule_of
 
 Places = dict[tuple[SourceLocation | None, Schedule | None], str]
 
@@ -44,7 +45,7 @@ def pinned_products(module: ModuleOp) -> set[Operation]:
 
 def schedule_reasons(module: ModuleOp, pinned: set[Operation], options: Options) -> Places:
     """Why each product and composite of a module has the schedule that `assign-schedule` left, by its place; and each of the
-    schedules among which a call chooses, by place and schedule."""
+    schedules among which a call chooses, and of those of the product's variants, by place and schedule."""
     reasons: Places = {}
     for op in module.walk():
         schedule = op.attributes.get("emmy.schedule")
@@ -58,6 +59,7 @@ def schedule_reasons(module: ModuleOp, pinned: set[Operation], options: Options)
             reasons[location_of(op), None] = f"{reason}; {_waves(op, schedule.data, options.target)}"
             if not isinstance(op, MatmulOp):
                 continue
+            reasons |= _variant_reasons(op, schedule.data, options)
             competing = timed_schedules(op)
             for one in competing:
                 row = "given by the text" if op in pinned else _row_of(op, one.schedule, options)
@@ -65,6 +67,17 @@ def schedule_reasons(module: ModuleOp, pinned: set[Operation], options: Options)
                     f"{row}; a call takes the one of {len(competing)} whose time is least"
                 )
     return reasons
+
+
+def _variant_reasons(op: MatmulOp, preferred: Schedule, options: Options) -> Places:
+    """Of the schedules of variants that do not keep the product's own."""
+    hybrid, bits = (
+        accumulation_policy(op).policy.data == "hybrid",
+        cast(AnyFloat, tensor_type(op.a).element_type).bitwidth,
+    )
+    schedules = {schedule_of(variant, preferred, hybrid, bits) for variant in VARIANTS.values()} - {preferred}
+    text = "for tensors that threads copy: a tile no larger than the dense kernel's, one set of warps"
+    return {(location_of(op), one): f"{text}; {_waves(op, one, options.target)}" for one in schedules}
 
 
 def kernel_schedules(module: ModuleOp, reasons: Places, complete: bool) -> dict[str, dict[str, Any]]:

@@ -1,6 +1,6 @@
 """The variants of a kernel: how the tensors of a call may lie in memory, from what is quickest to copy to what is always legal.
 
-A kernel that is lowered from level 1 exists in up to six variants, which compute the same; a call takes the first that its
+A kernel that is lowered from level 1 exists in several variants, which compute the same; a call takes the first that its
 tensors fit. What a variant wants stands in its views (`!tile.view<.., strides [..], align ..>`), and from there in the launch
 metadata; this table is what the views are made from.
 """

@@ -200,6 +200,8 @@ def test_reasons():
     assert reason(small, schedule=SCHEDULE).startswith(
         "options choose the block, with block, warps, stages from options"
     )
+    assert reason(small, variants="rows8").startswith("for tensors that threads copy: a tile no larger than the dense")
+    assert reason(small, variants="rows16") == reason(small)
     assert reason(MATMUL, schedule=SCHEDULE).endswith("(a ? size counts as 65536)")
     assert "of the hybrid table of sm_89" in reason(static, "sm_89", accumulate="hybrid")
     pinned = "transpose_b {emmy.schedule = #tile.schedule<block = [64, 64, 32], warps = [2, 1], stages = 2>} :"
