@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import cast
 
-from emmy.pipelines import LEVELS
+from emmy.pipelines import LEVELS, PIPELINES
 from emmy.registry import COMMON_PASSES, PASSES
 from emmy.targets import TARGETS
 
@@ -20,7 +20,7 @@ SHELLS = ("bash", "zsh")
 VALUES: Mapping[str, tuple[str, ...]] = {
     "target": tuple(TARGETS),
     "gpu": tuple(TARGETS),
-    "level": ("input", *LEVELS, *PASSES),
+    "level": ("input", *LEVELS, *dict.fromkeys(step.name for steps in PIPELINES.values() for step in steps)),
     "passes": (*PASSES, *COMMON_PASSES),
     "accumulate": ("f32", "f16", "hybrid"),
 }

@@ -32,6 +32,7 @@ LINES = {
     "emmy compile x.mlir --tar": {"--target"},
     "emmy compile x.mlir --target ": set(TARGETS),
     "emmy compile --level til": {"tile"},
+    "emmy compile --level c": {"carry-products", "canonicalize", "cse"},
     "emmy run x.mlir --device e": {"emulator"},
     "emmy view ": {"layout", "ir"},
     "emmy view layout --swizzle ": {"auto", "none", "128", "64", "32"},
