@@ -199,7 +199,8 @@ def told_estimate(directory: Path, cases: Sequence[Case], options: Options) -> s
     timed = [names for case, names in zip(cases, peers, strict=True) if case.time and not options.check_only]
     made = {name for names in timed for name in names if name in START_SECONDS}
     more = f", and what {', '.join(sorted(made))} need to be compiled" if made else ""
-    return f"{len(cases)} cases, about {seconds:.0f} s{more}"
+    count = "1 case" if len(cases) == 1 else f"{len(cases)} cases"
+    return f"{count}, about {seconds:.0f} s{more}"
 
 
 def run_directory(directory: Path, out: Path, options: Options, only: str | None = None, command: str = "") -> int:

@@ -83,6 +83,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         from emmy.tools.bench_command import main as bench_suites
 
         return bench_suites(words[1:])
+    if words == [BENCH[0]]:
+        print(
+            "error: emmy bench wants a folder of artefacts, or a --suite to compile; see emmy bench --help",
+            file=sys.stderr,
+        )
+        return 2
     if words[:1] == [BENCH[0]]:
         # The device runner imports no xDSL, and neither does the way to it.
         from emmy.bench.run import main as bench

@@ -308,6 +308,8 @@ def test_the_estimate_is_printed_without_a_gpu(tmp_path, capsys):
     two_kernels.save_cases(tmp_path, "sm_80")
     capsys.readouterr()
     assert run.main([str(tmp_path), "--estimate"]) == 0
-    number = len(load_cases(tmp_path))
-    assert capsys.readouterr().out.startswith(f"{number} cases, about ")
+    cases = load_cases(tmp_path)
+    assert capsys.readouterr().out.startswith(f"{len(cases)} cases, about ")
+    assert run.main([str(tmp_path), "--estimate", "--only", cases[0].name]) == 0
+    assert capsys.readouterr().out.startswith("1 case, about ")
     assert not (tmp_path / "results.jsonl").exists()

@@ -246,6 +246,8 @@ def test_help_and_version(capsys: pytest.CaptureFixture[str]):
 
 
 def test_bench_forwards(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    assert cli.main(["bench"]) == 2
+    assert "--suite" in capsys.readouterr().err
     assert cli.main(["bench", str(tmp_path)]) == 1
     assert "cases.json" in capsys.readouterr().err
 
