@@ -13,10 +13,11 @@ import inspect
 import re
 import sys
 from collections.abc import Callable, Iterable, Sequence
+from enum import StrEnum
 from pathlib import Path
 from typing import cast
 
-from xdsl.ir import Dialect, Operation
+from xdsl.ir import Attribute, Dialect, Operation
 from xdsl.passes import ModulePass, get_pass_option_infos
 
 from emmy.atoms import ATOMS
@@ -220,13 +221,19 @@ def dialect_section(dialect: Dialect) -> str:
     lines = [f"## `{dialect.name}`\n", markdown(module.__doc__)]
     attributes = list(dialect.attributes)
     for attribute in sorted(attributes, key=lambda a: a.name):
-        lines.append(f"### `{attribute.name}`\n\n{markdown(attribute.__doc__)}")
+        lines.append(f"### `{attribute.name}`\n\n{markdown(attribute.__doc__)}{enumerated(attribute)}")
     documented = [op for op in dialect.operations if not hasattr(op, "table_row")]
     for op in documented:
         lines.append(f"### `{op.name}`\n\n{markdown(op.__doc__)}{assembly(op)}")
     if dialect.name == "ptx":
         lines.append(instruction_rows())
     return "\n".join(lines)
+
+
+def enumerated(attribute: type[Attribute]) -> str:
+    """The words of an attribute that is one of several."""
+    words = cast("type[StrEnum] | None", getattr(attribute, "enum_type", None))
+    return f"\nOne of {', '.join(f'`{word.value}`' for word in words)}.\n" if words else ""
 
 
 def assembly(op: type[Operation]) -> str:

@@ -94,6 +94,9 @@ class AttentionOp(CompositeOp):
 
     `accumulate` is the policy of the product with the values (without it the module's), `accumulate_scores` that of the scores;
     either is f32 or hybrid. All of softmax is f32; its weights are rounded to the type of the values.
+
+    Text, in this order: `%q, %k, %v scale S`, then what is wanted of `causal`, `window W`, `softcap C`, `bias %b`, `lengths ..`,
+    `pages ..`, `rows R`, `accumulate<..>`, `accumulate_scores<..>`, then the types of all operands and of the results.
     """
 
     name = "tensor_op.attention"
