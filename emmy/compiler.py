@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 from emmy import cache
 from emmy.artefact import Artefact, Image
 from emmy.assemble import Assembled, assemble, assemble_in_registers, find_tool, refuse_spills
+from emmy.errors import missing_module
 from emmy.files import read_text
 from emmy.module import Module
 from emmy.options import Options
@@ -256,8 +257,10 @@ def _open(text: str, file: str, options: Options, dump_ir: Path | None = None) -
         kept = _from_cache(text, file, options)
         if kept is not None:
             return kept
-    from emmy.compilation import compile_text
-
+    try:
+        from emmy.compilation import compile_text
+    except ModuleNotFoundError as error:
+        raise missing_module(error) from None
     return CompiledModule(text, file, options, compile_text(text, file, options, dump_ir))
 
 

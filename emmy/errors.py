@@ -27,3 +27,12 @@ class EmmyError(Exception):
 
     def __str__(self) -> str:
         return f"{self.location}: error: {self.message}" if self.location else f"error: {self.message}"
+
+
+def missing_module(error: ModuleNotFoundError) -> Exception:
+    """What to raise for a module that this Python has not: of xDSL a sentence, else the error itself."""
+    if error.name is None or error.name.partition(".")[0] != "xdsl":
+        return error
+    return EmmyError(
+        "xDSL is not installed; without it there are only emmy.load and emmy bench DIR (emmy's dependencies bring it)"
+    )

@@ -76,7 +76,20 @@ def make_parser(*wanted: str) -> argparse.ArgumentParser:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run emmy on `argv` (default: the process's arguments); the exit code."""
-    words = list(sys.argv[1:] if argv is None else argv)
+    try:
+        return _dispatch(list(sys.argv[1:] if argv is None else argv))
+    except ModuleNotFoundError as error:
+        from emmy.errors import EmmyError, missing_module
+
+        told = missing_module(error)
+        if not isinstance(told, EmmyError):
+            raise
+        print(told, file=sys.stderr)
+        return 1
+
+
+def _dispatch(words: list[str]) -> int:
+    """Run the command that the words are; only what it needs is imported."""
     command = next((word for word in words if not word.startswith("-")), None)
     helped = words[1:] in (["-h"], ["--help"])
     if words[:1] == [BENCH[0]] and (helped or any(word.partition("=")[0] in COMPILED_BENCH for word in words)):

@@ -65,6 +65,22 @@ def test_an_artefact_is_called_without_the_compiler(module: CompiledModule, tmp_
     assert np.array_equal(np.load(tmp_path / "c.npy"), a.astype(np.float64) @ b.astype(np.float64).T)
 
 
+WITHOUT_XDSL = """
+import sys
+sys.modules["xdsl"] = None
+import emmy
+from emmy.tools import cli
+assert cli.main(["cache", "path"]) == 1
+emmy.compile("{")
+"""
+
+
+def test_a_python_without_xdsl_says_so():
+    done = subprocess.run([sys.executable, "-c", WITHOUT_XDSL], capture_output=True, text=True, check=False)
+    assert done.stderr.count("xDSL is not installed") == 2
+    assert done.stderr.splitlines()[-1].startswith("emmy.errors.EmmyError: error: xDSL is not installed")
+
+
 def test_a_function_says_which_kernel_a_call_takes(module: CompiledModule):
     a, b = integers(64, 64), integers(192, 64)
     assert module.mm.choice(a, b) == ["mm_kernel"]
