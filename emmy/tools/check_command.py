@@ -14,7 +14,7 @@ from emmy.compiler import CompiledModule, compile
 from emmy.ir import as_emmy_error, parse_module
 from emmy.pipelines import level_of
 from emmy.progress import Progress
-from emmy.tools.compare import Product, compare, error_terms, is_exact_on_integers
+from emmy.tools.compare import Product, compare, error_terms, is_exact_on_integers, maps_are_exact
 from emmy.tools.compile_command import add_compile_options, print_remarks
 from emmy.tools.inputs import choose_entry, parse_shapes, random_arrays, resolve_shapes
 from emmy.tools.run_command import add_data_options
@@ -142,6 +142,7 @@ class Judge:
         source = parse_module(module.ir("input"), module.file)
         self.exact, self.roundings, self.terms = kind == "integers", 1, [Product("f32", 0, 1 << 16, False)]
         if level_of(source) != "tensor_op":
+            self.exact = self.exact and maps_are_exact(source)
             self.reference = first.run(arrays)
             return
         from emmy.interpreters import level1

@@ -13,6 +13,7 @@ from xdsl.ir import Operation, SSAValue
 
 from emmy.artefact import DTYPE_NAMES, Array
 from emmy.bench.bounds import accumulation_rms
+from emmy.dialects.common import COMPARISONS, MapKindAttr
 from emmy.dialects.tensor_op import (
     EIGHT_BITS,
     CastOp,
@@ -121,6 +122,12 @@ def is_exact_on_integers(module: ModuleOp, entry: str) -> bool:
         )
 
     return all(exact(op) for op in find_function(module, entry).body.block.ops)
+
+
+def maps_are_exact(module: ModuleOp) -> bool:
+    """The same of a module at a lower level, by its elementwise functions: levels approximate `exp` each in their way."""
+    kinds = [one.data.value for op in module.walk() for one in op.properties.values() if isinstance(one, MapKindAttr)]
+    return set(kinds) <= {*EXACT_MAPS, *COMPARISONS, "select"}
 
 
 def find_function(module: ModuleOp, name: str) -> FuncOp:

@@ -12,8 +12,9 @@ from emmy.assemble import find_tool
 from emmy.compiler import compile
 from emmy.errors import EmmyError
 from emmy.files import write_file
+from emmy.ir import parse_module
 from emmy.tools import check_command, cli, docs, run_command
-from emmy.tools.compare import Product, compare
+from emmy.tools.compare import Product, compare, maps_are_exact
 from emmy.tools.inputs import choose_entry, parse_shapes, random_arrays, resolve_shapes
 
 ROOT = Path(__file__).parents[2]
@@ -340,6 +341,14 @@ def test_check_of_a_lower_level(matmul: Path, tmp_path: Path, capsys: pytest.Cap
     code, out, err = run(capsys, "run", path, "--device", "emulator", "--check", *shapes)
     assert (code, out) == (1, "")  # said before anything runs
     assert "begins below it" in err
+
+
+def test_integers_are_exact_at_lower_levels_where_nothing_is_approximated(matmul: Path):
+    """An example at level 2 parted at PTX, by the last bit of an `exp2`."""
+    flash = parse_module((ROOT / "docs/examples/flash_causal.mlir").read_text(), "flash_causal.mlir")
+    assert not maps_are_exact(flash)
+    redo = compile(matmul, "sm_80", accumulate="hybrid", verify_each=False).ir("lower-transport")
+    assert maps_are_exact(parse_module(redo, "redo.mlir"))
 
 
 @pytest.mark.parametrize(
