@@ -58,19 +58,20 @@ class Epilogue:
 
 def shared_bytes(schedule: Schedule, epilogue: Epilogue = Epilogue(), operand_bytes: int = 2) -> int:
     """Bytes of shared memory of a product whose operands have `operand_bytes` an element, as `allocate-shared` places its rings:
-    the largest first, each where those before it end; mbarriers behind them."""
+    the largest first, each where those before it end; mbarriers behind them. Of columns that are no whole units of 32 bytes, as
+    `wgmma` may have, as many as if they lay beside each other."""
     rows, columns, depth = schedule.block
     own = columns // schedule.split_k
-    rings = [schedule.stages * (rows + columns) * depth * operand_bytes]
+    padded = _round_up(columns * operand_bytes, SHARED_ROW_BYTES)
+    rings = [schedule.stages * (rows * operand_bytes + padded) * depth]
     for spans_rows, spans_columns, element in epilogue.tensors:
         row_bytes = _round_up((own if spans_columns else 1) * element, SHARED_ROW_BYTES)
         rings.append(schedule.groups * _round_up((rows if spans_rows else 1) * row_bytes, SHARED_SLOT_BYTES))
     if schedule.split_k > 1:
         # What the other CTAs of the cluster have of this one's columns arrives while the ring is in use.
         rings.append(rows * (columns - own) * PARTIAL_SUM_BYTES)
-    staged = (min(2 * schedule.store_columns, own) or own) if schedule.epilogue == "shared" else 0
     result, further = (
-        rows * _round_up(staged * element, SHARED_ROW_BYTES)
+        rows * _round_up(staged_columns(schedule) * element, SHARED_ROW_BYTES)
         for element in (epilogue.result_bytes, epilogue.further_bytes)
     )
     if schedule.persistent:
@@ -80,6 +81,12 @@ def shared_bytes(schedule: Schedule, epilogue: Epilogue = Epilogue(), operand_by
     for size in sorted(rings, reverse=True):
         end = _round_up(end, SHARED_ALIGNMENT) + size if size else end
     return max(end, result) + _barriers(schedule, epilogue) * MBARRIER_BYTES
+
+
+def staged_columns(schedule: Schedule) -> int:
+    """Columns of a CTA's result that are in shared memory at once."""
+    own = schedule.block[1] // schedule.split_k
+    return (min(2 * schedule.store_columns, own) or own) if schedule.epilogue == "shared" else 0
 
 
 def _barriers(schedule: Schedule, epilogue: Epilogue) -> int:
@@ -185,6 +192,11 @@ def problem_on_target(
         return problem
     if schedule.transport == "tma" and not target.tma:
         return f"transport = tma needs sm_90 or later, and the target is {target.name}; use cp_async"
+    if schedule.transport == "tma" and staged_columns(schedule) * epilogue.result_bytes % SHARED_ROW_BYTES:
+        return (
+            f"transport = tma stores rows of whole {SHARED_ROW_BYTES} bytes, and {staged_columns(schedule)} columns of the "
+            f"result leave together; use auto"
+        )
     needed = shared_bytes(replace(schedule, transport=transport_on(schedule, target)), epilogue, operand_bytes)
     columns = schedule.block[1] // schedule.warps[1] // (2 if f16_sums else 1)
     return problem_with_limits(schedule, target, needed, least_registers(schedule, f16_sums, partial_bits), columns)

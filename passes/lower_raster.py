@@ -23,12 +23,12 @@ Number = int | SSAValue
 @dataclass(frozen=True)
 class LowerRaster(ModulePass):
     """Contract: replaces every `tile.grid` by `tile.cta_id` (or the number that it is given) and unsigned `arith` on
-    index: constant, addi, subi, muli, divui, remui, minui. Nothing else changes.
+    index: constant, addi, muli, divui, remui, maxui, cmpi, select. Nothing else changes.
 
     Guarantees: CTAs number 0 to (number of blocks) - 1 take every block of the grid exactly once. Leading dimensions are
     outermost. Over the last two, T0 x T1 blocks, with `raster G`:
 
-        group = id / (G * T1)            rows = min(T0 - group * G, G)       (the last group may have fewer)
+        group = id / (G * T1)            rows = T0 % G if group = T0 / G, else G       (the last group may have fewer)
         i = group * G + id % (G * T1) % rows
         j = id % (G * T1) / rows
 
@@ -117,6 +117,24 @@ class Arithmetic:
             return min(x, y)
         return self._op(arith.MinUIOp, x, y)
 
+    def maximum(self, x: Number, y: Number) -> Number:
+        """The larger one"""
+        if isinstance(x, int) and isinstance(y, int):
+            return max(x, y)
+        return self._op(arith.MaxUIOp, x, y)
+
+    def equal(self, x: Number, y: Number) -> bool | SSAValue:
+        """x = y"""
+        if isinstance(x, int) and isinstance(y, int):
+            return x == y
+        return self.emit.value(arith.CmpiOp(self.value(x), self.value(y), "eq"))
+
+    def select(self, condition: bool | SSAValue, x: Number, y: Number) -> Number:
+        """x if the condition holds, else y"""
+        if isinstance(condition, bool):
+            return x if condition else y
+        return self.emit.value(arith.SelectOp(condition, self.value(x), self.value(y)))
+
     def blocks(self, extent: Number, block: int) -> Number:
         """extent / block, rounded up; at least 1 where it is known, since a CTA that runs has a block."""
         if isinstance(extent, int):
@@ -163,11 +181,17 @@ def grouped(do: Arithmetic, at: Number, rows: Number, columns: Number, group: in
     if isinstance(rows, int) and rows <= group:
         return [do.remainder(at, rows), do.divide(at, rows)]
     each = do.multiply(columns, group)
-    first = do.multiply(do.divide(at, each), group)
+    number = do.divide(at, each)
+    first = do.multiply(number, group)
     inside = do.remainder(at, each)
-    whole = isinstance(rows, int) and rows % group == 0
-    height = group if whole else do.minimum(do.subtract(rows, first), group)
-    return [do.add(first, do.remainder(inside, height)), do.divide(inside, height)]
+    if isinstance(rows, int) and rows % group == 0:
+        return [do.add(first, do.remainder(inside, group)), do.divide(inside, group)]
+    # What the last group's height divides does not wait for the group's number: it is 1 % of a product of 2048^3.
+    fewer = do.maximum(do.remainder(rows, group), 1)
+    last = do.equal(number, do.divide(rows, group))
+    row = do.select(last, do.remainder(inside, fewer), do.remainder(inside, group))
+    column = do.select(last, do.divide(inside, fewer), do.divide(inside, group))
+    return [do.add(first, row), column]
 
 
 def known(value: SSAValue) -> Number:

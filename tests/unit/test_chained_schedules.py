@@ -221,10 +221,11 @@ def test_shared_memory_is_what_is_allocated(depth: int, flags: str, asked: dict)
 def test_keys_that_are_values_leave_room_for_a_second_tile():
     """Reuse is for chains with one operand b, and has one ring for both products."""
     what = chain(512, 16, 512, True, alike=True)
-    usual = choose_chained_schedule(HOPPER, what)
-    assert usual.stages == 1
+    usual = choose_chained_schedule(HOPPER, replace(what, alike=False))
+    assert (usual.stages, usual.reuse) == (1, 0)
     assert "shared memory" in str(problem_of_chain(replace(usual, stages=2), HOPPER, what))
-    once = choose_chained_schedule(HOPPER, what, lambda one: replace(one, reuse=1, stages=2))
+    once = choose_chained_schedule(HOPPER, what)
+    assert (once.stages, once.reuse) == (2, 1)
     assert (once.atom, once.block, once.warps, once.overlap) == ("wgmma", (64, 64, 512), (4, 2), 0)
     assert problem_of_chain(once, HOPPER, what) is None
     assert "keys that are the values" in str(problem_of_chain(once, HOPPER, replace(what, alike=False)))

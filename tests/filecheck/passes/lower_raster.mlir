@@ -22,14 +22,20 @@ tile.kernel @static(%c: !tile.view<4096x4096xf16>) {
   tile.store %t, %c[%m, %n] : !tile.tile<128x256xf16>, !tile.view<4096x4096xf16>
 }
 
-// A dynamic first dimension: the last group may be lower, so its height is a minimum.
+// A dynamic first dimension: the last group may be lower. Its height does not depend on the group's number.
 // CHECK-LABEL: tile.kernel @dynamic
-// CHECK:      arith.divui %{{.*}}, %c128
-// CHECK:      [[LEFT:%[0-9]+]] = arith.subi
-// CHECK-NEXT: [[HEIGHT:%[0-9]+]] = arith.minui [[LEFT]], %c8
-// CHECK-NEXT: arith.remui %{{.*}}, [[HEIGHT]]
-// CHECK-NEXT: arith.addi
-// CHECK-NEXT: arith.divui %{{.*}}, [[HEIGHT]]
+// CHECK:      [[GROUP:%[0-9]+]] = arith.divui %cta, %c128
+// CHECK:      [[INSIDE:%[0-9]+]] = arith.remui %cta, %c128
+// CHECK-NEXT: arith.remui [[ROWS:%[0-9]+]], %c8
+// CHECK:      [[FEWER:%[0-9]+]] = arith.maxui
+// CHECK-NEXT: arith.divui [[ROWS]], %c8
+// CHECK-NEXT: [[LAST:%[0-9]+]] = arith.cmpi eq, [[GROUP]]
+// CHECK-NEXT: arith.remui [[INSIDE]], [[FEWER]]
+// CHECK-NEXT: arith.remui [[INSIDE]], %c8
+// CHECK-NEXT: arith.select [[LAST]]
+// CHECK-NEXT: arith.divui [[INSIDE]], [[FEWER]]
+// CHECK-NEXT: arith.divui [[INSIDE]], %c8
+// CHECK-NEXT: arith.select [[LAST]]
 tile.kernel @dynamic(%c: !tile.view<?x4096xf16>) {
   %e = tile.dim %c, 0 : !tile.view<?x4096xf16>
   %w = tile.dim %c, 1 : !tile.view<?x4096xf16>
