@@ -18,6 +18,8 @@ PLAIN: dict[str, object] = {
     "hold": 0,
     "repeat": 0,
     "late_stages": 0,
+    "turns": 0,
+    "carry": 0,
     "reuse": 0,
     "producer_regs": 0,
     "consumer_regs": 0,
@@ -57,7 +59,7 @@ def fitted(
                 consistent.append(one)
                 if problem(one) is None:
                     return one
-    return next(iter(consistent), asked(rows[-1]))
+    return next(iter(consistent), asked(replace(rows[-1], **PLAIN)))  # pyright: ignore[reportArgumentType]
 
 
 def _variations(row: Schedule) -> Iterator[Schedule]:

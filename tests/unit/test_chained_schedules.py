@@ -238,3 +238,11 @@ def test_keys_that_are_values_leave_room_for_a_second_tile():
     kernel = next(op for op in parse_module(compiled, "allocated.mlir").walk() if isinstance(op, KernelOp))
     assert kernel.attributes[SHARED_BYTES].value.data == chained_shared_bytes(once, what)
     assert "it wants overlap = 0" in str(problem_of_chain(replace(once, overlap=1), HOPPER, what))
+
+
+@pytest.mark.parametrize("name", ["rows8", "any"])
+def test_variants_of_schedules_with_roles_are_legal(name: str):
+    """Threads that copy are no role of their own: what roles are for is left out."""
+    apart = Schedule((128, 64, 64), (8, 1), "wgmma", stages=2, roles="specialized", turns=1, overlap=1, fragments=1)
+    assert apart.problem() is None
+    assert variant_schedule(VARIANTS[name], apart).problem() is None
