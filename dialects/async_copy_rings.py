@@ -41,6 +41,9 @@ from emmy.dialects.tile_types import TileType, ViewType, check_box
 
 SIDES = ("fill", "read")
 
+MAX_STAGES = 1024
+"""Slots of a ring: each takes 128 bytes of shared memory or more, and two mbarriers, of which no CTA has room for 2048."""
+
 MAX_CLUSTER = 8
 """CTAs of a cluster that every GPU with clusters can place (CUDA C++ Programming Guide, "Thread Block Clusters")."""
 
@@ -164,8 +167,8 @@ class PipelineOp(IRDLOperation):
         return cast(TileType | None, self.fields.data.get(name))
 
     def verify_(self) -> None:
-        if self.stages.value.data < 1:
-            raise VerifyException(f"a pipeline has at least 1 stage, got {self.stages.value.data}")
+        if not 1 <= self.stages.value.data <= MAX_STAGES:
+            raise VerifyException(f"a pipeline has 1 to {MAX_STAGES} stages, got {self.stages.value.data}")
         if not self.fields.data:
             raise VerifyException("a pipeline has at least one field")
         if self.outbound is not None and self.internal is not None:

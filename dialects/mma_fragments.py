@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from math import prod
 from typing import cast
 
+from xdsl.dialects.arith import ConstantOp
 from xdsl.dialects.builtin import ArrayAttr, DenseArrayBase, IndexType, IntAttr, IntegerAttr, StringAttr, UnitAttr, i64
 from xdsl.ir import Attribute, ParametrizedAttribute, SSAValue, TypeAttribute
 from xdsl.irdl import (
@@ -116,6 +117,8 @@ class WarpOp(IRDLOperation):
     def verify_(self) -> None:
         if not 0 <= self.axis.value.data < len(self.get_grid()):
             raise VerifyException(f"axis {self.axis.value.data} of a warp grid of rank {len(self.get_grid())}")
+        if min(self.get_grid()) < 1:
+            raise VerifyException(f"a warp grid has at least 1 warp along each axis, got {list(self.get_grid())}")
 
 
 @irdl_op_definition
@@ -152,25 +155,47 @@ class LoadOp(IRDLOperation):
         )
 
     def verify_(self) -> None:
-        check_field(self, self.slot, self.field.data, len(self.indices), self.result.type)
+        check_field(self, self.slot, self.field.data, self.indices, self.result.type, self.transposed is not None)
         if self.in_place is not None and not all(
             use.operation.name == ISSUE and use.index < 2 for use in self.result.uses
         ):
             raise VerifyException("a fragment that is read in place is an operand a or b of mma.issue and nothing else")
 
 
-def check_field(op: IRDLOperation, slot: SSAValue, field: str, indices: int, fragment: FragmentType) -> None:
-    """A fragment read from or written to a field of a slot: the field exists, rank 2, one element type."""
+def check_field(
+    op: IRDLOperation,
+    slot: SSAValue,
+    field: str,
+    indices: Sequence[SSAValue],
+    fragment: FragmentType,
+    transposed: bool = False,
+) -> None:
+    """A fragment read from or written to a field of a slot: the field exists, has its rank, element type and room for it."""
     pipeline = find_pipeline(op, ring_name(slot))
     if pipeline is None:
         return
     tile: TileType | None = pipeline.field(field)
     if tile is None:
         raise VerifyException(f"pipeline @{ring_name(slot)} has no field '{field}'")
-    if len(tile.get_shape()) != indices:
-        raise VerifyException(f"field '{field}' has rank {len(tile.get_shape())}, got {indices} offset(s)")
+    if len(tile.get_shape()) != len(indices):
+        raise VerifyException(f"field '{field}' has rank {len(tile.get_shape())}, got {len(indices)} offset(s)")
     if tile.element_type != fragment.element_type:
         raise VerifyException(f"field '{field}' holds {tile.element_type}, the fragment {fragment.element_type}")
+    stored = fragment.get_shape()[::-1] if transposed else fragment.get_shape()
+    extents = stored if len(indices) == 2 else (max(stored),)
+    firsts = [_constant(index) for index in indices]
+    if not all(0 <= i <= size - extent for i, extent, size in zip(firsts, extents, tile.get_shape(), strict=True)):
+        raise VerifyException(
+            f"{shape_text(extents)} elements at {firsts} are not all in field '{field}', which has {shape_text(tile.get_shape())}"
+        )
+
+
+def _constant(index: SSAValue) -> int:
+    """The number that an index is known to be, or 0, which is the least that it can be."""
+    owner = index.owner
+    if isinstance(owner, ConstantOp) and isinstance(owner.value, IntegerAttr):
+        return owner.value.value.data
+    return 0
 
 
 @irdl_op_definition
@@ -189,7 +214,7 @@ class StoreOp(IRDLOperation):
         super().__init__(operands=[value, slot, indices], properties={"field": StringAttr(field)})
 
     def verify_(self) -> None:
-        check_field(self, self.slot, self.field.data, len(self.indices), cast(FragmentType, self.value.type))
+        check_field(self, self.slot, self.field.data, self.indices, cast(FragmentType, self.value.type))
 
 
 @irdl_op_definition

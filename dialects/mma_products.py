@@ -6,7 +6,7 @@ from typing import ClassVar, cast
 
 from xdsl.dialects import scf
 from xdsl.dialects.builtin import IntegerAttr, i64
-from xdsl.ir import SSAValue, Use
+from xdsl.ir import Operation, SSAValue, Use
 from xdsl.irdl import (
     IRDLOperation,
     VarConstraint,
@@ -110,6 +110,11 @@ class IssueOp(IRDLOperation):
         for use in self.result.uses:
             if not takes_in_flight(use):
                 raise VerifyException("the result of mma.issue is in flight: mma.wait for it first")
+        before = self.prev_op
+        while before is not None and not isinstance(before, FenceOp | IssueOp):
+            before = before.prev_op
+        if before is None:
+            raise VerifyException("mma.fence stands in the block before its first mma.issue")
 
 
 @irdl_op_definition
@@ -137,6 +142,26 @@ class WaitOp(IRDLOperation):
     def verify_(self) -> None:
         if self.pending.value.data < 0:
             raise VerifyException(f"mma.wait leaves 0 or more groups pending, got {self.pending.value.data}")
+        check_committed(self, self.sum, self.pending.value.data)
+
+
+def check_committed(wait: Operation, total: SSAValue, pending: int) -> None:
+    """A wait in the block of the issue that made `total` waits for its group: it has been committed, and at most `pending` groups
+    are left, of newer ones. Raises VerifyException."""
+    op, groups = total.owner, 0
+    if not isinstance(op, IssueOp) or op.parent is not wait.parent:
+        return
+    while op is not None and op is not wait:
+        groups += isinstance(op, CommitOp)
+        op = op.next_op
+    if op is wait and not groups:
+        raise VerifyException(
+            f"{wait.name} waits for committed groups: mma.commit is missing behind the products of its sum"
+        )
+    if op is wait and pending >= groups:
+        raise VerifyException(
+            f"{wait.name} {pending} leaves the group of its sum in flight, with {groups - 1} newer group(s) committed"
+        )
 
 
 def takes_in_flight(use: Use) -> bool:
@@ -163,6 +188,7 @@ class WaitOlderOp(IRDLOperation):
         super().__init__(operands=[sum_], result_types=[sum_.type])
 
     def verify_(self) -> None:
+        check_committed(self, self.sum, 0)
         seen: set[SSAValue] = set()
         work: list[SSAValue] = [self.result]
         while work:

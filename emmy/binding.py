@@ -408,7 +408,7 @@ def _alignment(spec: BufferSpec | ArgumentSpec, launches: Sequence[LaunchSpec], 
         if "tensor_map" in param and param["tensor_map"]["of"] == name
     ]
     wanted = [launch.get("wants", {}).get(name, {}).get("align", 1) for launch in launches]
-    return max(own, *wanted, *mapped)
+    return max([own, *wanted, *mapped])
 
 
 # ---- launches --------------------------------------------------------------------------------------------------------

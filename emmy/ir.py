@@ -23,7 +23,7 @@ from xdsl.ir import Attribute, Dialect, Operation, SSAValue
 from xdsl.parser import Parser, UnresolvedOperand
 from xdsl.printer import Printer
 from xdsl.traits import SymbolOpInterface, SymbolTable
-from xdsl.utils.exceptions import ArgSpecParseError, DiagnosticException, ParseError
+from xdsl.utils.exceptions import ArgSpecParseError, DiagnosticException, ParseError, VerifyException
 from xdsl.utils.lexer import Span
 from xdsl.utils.mlir_lexer import MLIRLexer
 
@@ -286,6 +286,8 @@ def _check_symbols(table: Operation) -> None:
 def _verify_op(op: Operation) -> None:
     try:
         op.verify(verify_nested_ops=False)
+        if op.name == "scf.if":
+            _check_yields(op)
         for region in op.regions:
             for block in region.blocks:
                 if not block.ops:
@@ -299,6 +301,17 @@ def _verify_op(op: Operation) -> None:
         if op.name not in message:
             message = f"'{op.name}': {message}"
         raise EmmyError(message, location_of(op)) from None
+
+
+def _check_yields(choice: Operation) -> None:
+    """Both regions of an `scf.if` yield its results: xDSL does not ask, and a region without a yield yields nothing."""
+    for name, region in zip(("then", "else"), choice.regions, strict=True):
+        last = region.blocks[0].last_op if region.blocks else None
+        yielded = last.operand_types if last is not None else ()
+        if tuple(yielded) != tuple(choice.result_types):
+            types = (f"({', '.join(map(str, types))})" for types in (choice.result_types, yielded))
+            wanted, got = types
+            raise VerifyException(f"its results are {wanted}, and its {name} region yields {got}")
 
 
 _EXPECTED = (DiagnosticException, ParseError, ValueError)

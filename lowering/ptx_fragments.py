@@ -50,6 +50,15 @@ def matrix_plan(place: OperandPlace, transposed: bool, rows: int, cols: int, ato
     return ldmatrix_plan(place, transposed, rows, cols, any_atom(atom))
 
 
+def check_column(op: mma.LoadOp | mma.StoreOp, at: tuple[Number, Number], step: int) -> None:
+    """`EmmyError` if a fragment is known to begin at a column at which no access of so many elements can."""
+    if isinstance(at[1], int) and at[1] % step:
+        message = (
+            f"a lane moves {step} elements of a row of '{op.field.data}' at once: column {at[1]} is no multiple of that"
+        )
+        raise EmmyError(message, location_of(op))
+
+
 class Fragments(FragmentMaps):
     """Lowers the fragment ops of a kernel."""
 
@@ -71,9 +80,11 @@ class Fragments(FragmentMaps):
         if shape.per_register > 1 and shape.rows > 1 and shape.cols > 1:
             if transposed and not shape.packed:
                 raise EmmyError(K_MAJOR_ONLY, location_of(op))
+            check_column(op, at, 4 * shape.per_register)
             return self._load_matrices(shape, field, slot, at, transposed)
         if transposed or shape.place != "c":
             raise EmmyError(f"no instruction loads the fragment {op.result.type} from shared memory", location_of(op))
+        check_column(op, at, min(shape.cols, 2))
         return self._load_pairs(shape, field, slot, at)
 
     def _load_matrices(
@@ -139,8 +150,9 @@ class Fragments(FragmentMaps):
         b, shape = self.builder, shape_of(op.value.type)
         if shape.place != "c" or 1 in (shape.rows, shape.cols) or shape.dtype not in FLOAT_DTYPES:
             raise EmmyError(f"no instruction stores the fragment {op.value.type} to shared memory", location_of(op))
-
-        if shape.packed and self.target.stmatrix and shape.cols % MATRIX == 0:
+        by_matrices = shape.packed and self.target.stmatrix and shape.cols % MATRIX == 0
+        check_column(op, at, MATRIX // 2 if by_matrices else 2)
+        if by_matrices:
             self._store_matrices(shape, registers, field, slot, at)
             return
         lanes, count = lane_position(self.builder, self.lane, shape), 1 if shape.packed else 2

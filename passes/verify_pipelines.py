@@ -65,6 +65,7 @@ def verify_kernel(kernel: KernelOp) -> None:
         for op in kernel.block.ops:
             if isinstance(op, ac.ProducerOp | ac.ConsumerOp | ac.RoleOp):
                 _hold(pipelines_of(kernel), op.body.block, Holding())
+        _check_filled(kernel)
 
 
 def _values(kernel: KernelOp) -> list[SSAValue]:
@@ -127,8 +128,9 @@ def _reader(op: Operation) -> Operation | None:
 
 
 def _check_sides(kernel: KernelOp) -> None:
-    """Copies fill inbound slots, fragments are loaded from waited slots and stored into outbound ones."""
+    """Copies fill inbound slots, each field once; fragments are loaded from waited slots and stored into outbound ones."""
     pipelines = pipelines_of(kernel)
+    filled: set[tuple[SSAValue, str, Block | None]] = set()
     for op in kernel.walk():
         if isinstance(op, ac.CopyOp | mma.StoreOp | ac.StoreOp | mma.LoadOp):
             ring, outbound = ring_name(op.slot), pipelines[ring_name(op.slot)].outbound is not None
@@ -140,6 +142,14 @@ def _check_sides(kernel: KernelOp) -> None:
             internal = pipelines[ring].internal is not None
             if isinstance(op, ac.CopyOp) and (reads or outbound or internal):
                 fail(op, f"copy fills acquired slots of inbound pipelines; this slot of @{ring} is not one")
+            if isinstance(op, ac.CopyOp):
+                place = op.slot, op.field.data, op.parent_block()
+                if place in filled:
+                    fail(
+                        op,
+                        f"'{op.field.data}' of this slot of pipeline @{ring} is filled twice, and nothing orders the copies",
+                    )
+                filled.add(place)
             if isinstance(op, mma.StoreOp) and internal and reads:
                 fail(op, f"fragments are stored into acquired slots; this slot of @{ring} has been waited for")
             if (
@@ -165,6 +175,19 @@ def _check_sides(kernel: KernelOp) -> None:
             for step in steps(op):
                 if isinstance(step, ac.AcquireOp | ac.CommitOp) and is_inbound(pipelines[str(ring_of(step))]):
                     fail(step, f"{step.name} of inbound pipeline @{ring_of(step)} is the producer's")
+
+
+def _check_filled(kernel: KernelOp) -> None:
+    """Something is written into every field."""
+    filled = {
+        (ring_name(op.slot), op.field.data)
+        for op in kernel.walk()
+        if isinstance(op, ac.CopyOp | mma.StoreOp | mma.ScatterOp)
+    }
+    for name, pipeline in pipelines_of(kernel).items():
+        for field in pipeline.fields.data:
+            if (name, field) not in filled:
+                fail(pipeline, f"'{field}' of pipeline @{name} is never filled: nothing is copied or stored into it")
 
 
 # ---- used once -----------------------------------------------------------------------------------------------------------

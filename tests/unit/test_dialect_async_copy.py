@@ -133,7 +133,7 @@ BROKEN = {
     ),
     "no stages": (
         "async_copy.pipeline @p stages 0 {a = !tile.tile<8x8xf16>}",
-        "a pipeline has at least 1 stage, got 0",
+        "a pipeline has 1 to 1024 stages, got 0",
     ),
     "no fields": ("async_copy.pipeline @p stages 1 {}", "a pipeline has at least one field"),
     "field is no tile": ("async_copy.pipeline @p stages 1 {a = f16}", "field 'a' is a tile type, got f16"),

@@ -181,7 +181,8 @@ READING = (
     Case("an unknown place of a fragment", "tile.kernel @k() {\n  %z = mma.fill 0.0 : f32 : !mma.fragment<16x8xf32, d, m16n8k16>\n}\n", "2:3", "a fragment's place is one of a, b, c, got 'd'"),
     Case("an unknown field of a slot", edit('%s["x"]', '%s["y"]', KERNEL), "7:5", "'async_copy.copy': pipeline @p has no field 'y'"),
     Case("one offset of two", edit("%a[%z, %z]", "%a[%z]", KERNEL), "7:5", "'async_copy.copy': a view of rank 2 wants 2 element offsets, got 1"),
-    Case("a pipeline without stages", edit("stages 2", "stages 0", KERNEL), "2:3", "'async_copy.pipeline': a pipeline has at least 1 stage, got 0"),
+    Case("a pipeline without stages", edit("stages 2", "stages 0", KERNEL), "2:3", "'async_copy.pipeline': a pipeline has 1 to 1024 stages, got 0"),
+    Case("a pipeline of too many stages", edit("stages 2", f"stages {2**31}", KERNEL), "2:3", f"'async_copy.pipeline': a pipeline has 1 to 1024 stages, got {2**31}"),
     Case("the cursor of another pipeline", edit("begin_fill @p", "begin_fill @q", KERNEL), "6:36", "operand is used with type !async_copy.cursor<@p, fill>, but has been previously used or defined with type !async_copy.cursor<@q, fill>"),
 )  # fmt: skip
 
