@@ -147,7 +147,7 @@ def _by_tma(op: ac.CopyOp | ac.StoreOp, strict: bool, read_in_place: bool = Fals
     if problem is None and isinstance(op, ac.CopyOp) and not stands_alone(op):
         problem = "it stands under a condition or in a loop of its own"
     if problem is not None and strict:
-        way = "transport = cp_async in the schedule"
+        way = "transport = auto in the schedule"
         if read_in_place:
             share = EIGHT_BIT_SHARE if isinstance(field_of(op).element_type, EIGHT_BITS) else WARPGROUP_SHARE
             way = f"atom = {share} in the schedule, for wgmma reads what TMA has written"

@@ -108,7 +108,7 @@ def test_what_tma_does_not_move(view: str, tile: str, rank: int, reason: str) ->
     with pytest.raises(EmmyError) as caught:
         lower(kernel(view, tile, rank), "tma")
     assert caught.value.message == (
-        f"TMA cannot fill 'a' of pipeline @ab: {reason}; set transport = cp_async in the schedule"
+        f"TMA cannot fill 'a' of pipeline @ab: {reason}; set transport = auto in the schedule"
     )
     assert caught.value.location is not None
     events = lower(kernel(view, tile, rank), "auto", auto="tma")
