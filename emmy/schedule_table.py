@@ -10,7 +10,7 @@ from typing import Any
 
 from emmy.schedule_fitting import fitted
 from emmy.schedule_limits import AUTO_TRANSPORT, Epilogue, problem_on_target, transport_on
-from emmy.schedules import EIGHT_BIT_SHARE, WARPGROUP_ATOM, Schedule
+from emmy.schedules import EIGHT_BIT_SHARE, PINGPONG, WARPGROUP_ATOM, Schedule
 from emmy.targets import Target
 
 ELEMENTWISE_BLOCK = (32, 256)
@@ -25,13 +25,15 @@ class Candidate:
     """A schedule to choose from; `rate`: tensor throughput of full waves of it, relative to the target's best.
 
     `resident`: CTAs that an SM runs side by side, as far as that decides how many tiles make a wave.
-    `least_partial`: it is for hybrid sums whose partials may have so many elements.
+    `least_partial`: it is for hybrid sums whose partials may have so many elements. `least_waves`: for so many waves, of known
+    sizes.
     """
 
     schedule: Schedule
     rate: float
     resident: int = 1
     least_partial: int = 0
+    least_waves: int = 0
 
 
 def _tiles(
@@ -111,18 +113,20 @@ _LARGE_SHARED_WGMMA = tuple(
     )
 ) + tuple(
     # Two CTAs share a tile where tiles fill half a wave: 1.09 and 1.1 times as fast as the rows above at N = 512, K = 3840.
-    Candidate(_warpgroups(block, stages, split_k=2, persistent=0), rate)
-    for block, stages, rate in (((128, 128, 64), 6, 1.38), ((64, 64, 128), 4, 0.8))
+    Candidate(_warpgroups(block, stages, split_k=2, persistent=0, carry=carry), rate)
+    for block, stages, carry, rate in (((128, 128, 64), 6, 0, 1.38), ((64, 64, 128), 4, 1, 0.8))
 )
 
-# Of 16-bit operands only, as measured. 240 columns make whole waves of N = 3840 from M = 2048 on (1.04 to 1.05 of the rows
-# above), and 120 columns at M = 512 (1.01 to 1.03). One warpgroup whose products stay in flight over an iteration, with four
-# tiles below each other at once, is 1.08 times as fast at 2048 x 512 x 3840 as two CTAs for each tile.
+# Of 16-bit operands only, as measured. 240 columns make whole waves of N = 3840 from M = 2048 on (1.04 to 1.06 of the rows
+# above), and 120 columns at M = 512 (1.01 to 1.03). One warpgroup whose products stay in flight over an iteration is 1.08 times
+# as fast at 2048 x 512 x 3840 as two CTAs for each tile. Two that take turns hide the store of their results: of many waves
+# that is worth 2 to 4 % (262144 columns), where the group of tiles is high; of few it costs 5 %.
 _WHOLE_WAVES_WGMMA = (
-    Candidate(_warpgroups((128, 240, 64), 4, store_columns=80), 1.44),
+    Candidate(_warpgroups((128, 240, 64), 4, store_columns=80, carry=1), 1.44),
     Candidate(_warpgroups((128, 240, 64), 3), 1.39),
-    Candidate(_warpgroups((128, 120, 64), 6), 1.34),
+    Candidate(_warpgroups((128, 120, 64), 6, carry=1), 1.34),
     Candidate(_warpgroups((64, 128, 64), 8, carry=1, raster=4), 1.3),
+    Candidate(_warpgroups((64, 256, 64), 4, carry=1, raster=32, consumers=PINGPONG), 1.48, least_waves=200),
 )
 
 
@@ -189,7 +193,7 @@ def _eight_bits(candidate: Candidate) -> Candidate:
     """The row for operands of 8 bits: as many bytes of K, and so twice as many elements; everything else stays."""
     schedule, (rows, columns, depth) = candidate.schedule, candidate.schedule.block
     atom = schedule.atom if schedule.atom == WARPGROUP_ATOM else EIGHT_BIT_SHARE
-    return replace(candidate, schedule=replace(schedule, block=(rows, columns, 2 * depth), atom=atom))
+    return replace(candidate, schedule=replace(schedule, block=(rows, columns, 2 * depth), atom=atom, carry=0))
 
 
 # Beside scales of each row there is no room for a fourth stage, which is no loss (H200, 4096^3: 94.2 us with three, 93.9 with
@@ -411,6 +415,15 @@ class Product:
         """A row of the table with what is asked for."""
         # Partial sums that a loop carries leave no registers for the next slot's first fragments.
         schedule = replace(schedule, prefetch=0) if self.partial >= 2 * schedule.block[2] else schedule
+        all_rows = Schedule().raster
+        if (
+            schedule.carry
+            and schedule.raster < all_rows
+            and self.m is not None
+            and self.m <= all_rows * schedule.block[0]
+        ):
+            # One group of all rows of tiles: 1.03 times as fast as two at 512 x 2048 x 3840.
+            schedule = replace(schedule, raster=all_rows)
         if schedule.split_k > 1 and self.m is not None:
             # Where all tiles run at once, neighbours that read the same rows of the larger operand wait for each other: two
             # groups of rows of tiles were best by 2 to 10 % on an H200, for tall results and for wide ones.
@@ -431,10 +444,17 @@ class Product:
         legal = [
             c
             for c in self.rows(target)
-            if self.partial >= c.least_partial and self.fits(self.complete(c.schedule), target)
+            if self.partial >= c.least_partial
+            and (not c.least_waves or self.tiles(c.schedule) >= c.least_waves * target.sms)
+            and self.fits(self.complete(c.schedule), target)
         ]
         # What is asked for may spill in any row; ptxas has the last word on that.
         return [c for c in legal if not self.spills(self.complete(c.schedule), target)] or legal
+
+    def tiles(self, schedule: Schedule) -> int:
+        """Tiles of the result, 0 where their number is known at run time only."""
+        rows, columns, _ = schedule.block
+        return -(-(self.m or 0) // rows) * -(-(self.n or 0) // columns) * (self.batch or 0)
 
     def spills(self, schedule: Schedule, target: Target) -> bool:
         """Whether ptxas was seen to spill such a kernel, or one of 16-bit operands with as many bytes."""
