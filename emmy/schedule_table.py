@@ -120,13 +120,13 @@ _LARGE_SHARED_WGMMA = tuple(
 # Of 16-bit operands only, as measured. 240 columns make whole waves of N = 3840 from M = 2048 on (1.04 to 1.06 of the rows
 # above), and 120 columns at M = 512 (1.01 to 1.03). One warpgroup whose products stay in flight over an iteration is 1.08 times
 # as fast at 2048 x 512 x 3840 as two CTAs for each tile. Two that take turns hide the store of their results: of many waves
-# that is worth 2 to 4 % (262144 columns), where the group of tiles is high; of few it costs 5 %.
+# that is worth 2 to 8 % (262144 columns), most of it where the card is at its limit of power; of few it costs 5 %.
 _WHOLE_WAVES_WGMMA = (
     Candidate(_warpgroups((128, 240, 64), 4, store_columns=80, carry=1), 1.44),
     Candidate(_warpgroups((128, 240, 64), 3), 1.39),
     Candidate(_warpgroups((128, 120, 64), 6, carry=1), 1.34),
     Candidate(_warpgroups((64, 128, 64), 8, carry=1, raster=4), 1.3),
-    Candidate(_warpgroups((64, 256, 64), 4, carry=1, raster=32, consumers=PINGPONG), 1.48, least_waves=200),
+    Candidate(_warpgroups((64, 256, 64), 4, carry=1, raster=32, consumers=PINGPONG), 1.48, least_waves=60),
 )
 
 
