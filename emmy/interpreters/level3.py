@@ -18,6 +18,7 @@ from xdsl.ir import Operation
 
 from emmy.dialects.async_copy import PipelineOp
 from emmy.dialects.tile import KernelOp, TileType
+from emmy.errors import EmmyError
 from emmy.interpreters.host import run_host
 from emmy.interpreters.level3_codegen import Program, RoleProgram, compile_kernel
 from emmy.interpreters.level3_events import EventMachine
@@ -98,7 +99,7 @@ def run_program(program: Program, args: list[Array], cta: int, ctas: int, landin
         _schedule(machines, bodies, order, chance)
         for machine in machines:
             machine.finish()
-    except (Level3Error, ZeroDivisionError) as found:
+    except (EmmyError, ZeroDivisionError) as found:
         zero = isinstance(found, ZeroDivisionError)
         error = Level3Error("a division by 0; divisors are positive") if zero else found
         if error.location is None and program.ops:

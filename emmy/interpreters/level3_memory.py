@@ -16,6 +16,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from emmy.errors import EmmyError
+
 Array = NDArray[Any]
 Place = tuple[int | slice, ...]
 
@@ -57,7 +59,9 @@ def _share_shape(box: Sequence[int], rows: slice) -> list[int]:
 
 
 def _overlap(view: Array, indices: Sequence[int], box: Sequence[int], rows: slice) -> tuple[Place, Place]:
-    """(slices of the view, slices of the box's share) where both exist."""
+    """(slices of the view, slices of the box's share) where both exist. Raises `EmmyError` for an offset below 0."""
+    if min(indices, default=0) < 0:
+        raise EmmyError(f"a box begins at {list(map(int, indices))}: element offsets are not negative")
     source: list[slice] = []
     target: list[slice] = []
     row_axis = max(0, view.ndim - 2)

@@ -95,3 +95,17 @@ def test_who_waits_for_several_barriers_may_deadlock():
     form = parse_module(consumer + 'role "producer"' + producer, "t.mlir")
     with pytest.raises(emmy.EmmyError, match="deadlock"):
         level3.run_module(form, "f", [np.ones((128, 64), np.float16), np.ones((32, 64), np.float16)])
+
+
+def test_an_offset_below_zero():
+    text, count = re.subn(
+        r"(async_copy.store .* -> %c\[)%m",
+        r"%below = arith.subi %c0, %c32 : index\n\1%below",
+        level("lower-tile", False),
+    )
+    assert count == 1
+    with pytest.raises(emmy.EmmyError, match=r"a box begins at \[-32, 0\]: element offsets are not negative") as caught:
+        level3.run_module(
+            parse_module(text, "t.mlir"), "f", [np.ones((64, 64), np.float16), np.ones((32, 64), np.float16)]
+        )
+    assert caught.value.location is not None
