@@ -13,6 +13,7 @@ from typing import Any
 
 from emmy.atoms import get_atom
 from emmy.errors import EmmyError
+from emmy.schedule_choice import UNKNOWN_SIZE, as_it_is
 from emmy.schedule_fitting import fitted
 from emmy.schedule_limits import (
     ADDRESS_REGISTERS,
@@ -23,7 +24,6 @@ from emmy.schedule_limits import (
     problem_with_warpgroups,
     transport_on,
 )
-from emmy.schedule_table import UNKNOWN_SIZE, as_it_is
 from emmy.schedules import WARPGROUP_ATOM, WARPGROUP_SHARE, Schedule
 from emmy.targets import Target
 from emmy.variants import Variant

@@ -30,7 +30,8 @@ from emmy.errors import SourceLocation
 from emmy.locations import location_of
 from emmy.options import Options
 from emmy.passes.timed_schedules import timed_schedules
-from emmy.schedule_table import TABLES, UNKNOWN_SIZE
+from emmy.schedule_choice import UNKNOWN_SIZE
+from emmy.schedule_table import TABLES
 from emmy.schedules import Schedule
 from emmy.targets import get_target
 from emmy.variants import VARIANTS, schedule_of

@@ -1,7 +1,8 @@
 """A schedule: every decision about one kernel that changes its speed and not its meaning. Plain data.
 
 It stands in the IR as `#tile.schedule<...>`; the fields, their defaults and what they may be are this file's table.
-`emmy.schedule_limits` says what a target can run of it, `emmy.schedule_table` where each target starts from.
+`emmy.schedule_limits` says what a target can run of it, `emmy.schedule_table` where each target starts from,
+`emmy.schedule_choice` which row of it a product takes.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The host's part of lowering level 1: sizes that must be equal are compared, results are allocated, and of the kernels of a
 group the one is launched that fits.
 
-Of several schedules of a product the call takes the one that takes least time by `emmy.schedule_table.Timed.time`, which is
+Of several schedules of a product the call takes the one that takes least time by `emmy.schedule_choice.Timed.time`, which is
 written here as index arithmetic over the sizes of the call and the device's multiprocessors.
 """
 
@@ -25,7 +25,7 @@ from emmy.launch_specs import Expression
 from emmy.locations import location_of
 from emmy.passes.emitter import Emitter
 from emmy.passes.fusion import Group
-from emmy.schedule_table import Timed
+from emmy.schedule_choice import Timed
 
 
 @dataclass(frozen=True)

@@ -46,9 +46,9 @@ from emmy.errors import EmmyError
 from emmy.locations import location_of
 from emmy.passes.fusion import Group, group_ops, live_ops
 from emmy.passes.timed_schedules import SCHEDULE, SCHEDULES, timed_entry, timed_schedules
+from emmy.schedule_choice import Product, choose_schedule, competing_schedules
 from emmy.schedule_limits import Epilogue, problem_on_target, problem_with_warpgroups
 from emmy.schedule_meaning import problem_with_meaning, stated
-from emmy.schedule_table import Product, choose_schedule, competing_schedules
 from emmy.schedules import EIGHT_BIT_SHARE, Schedule
 from emmy.targets import Target, get_target
 

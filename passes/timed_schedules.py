@@ -11,7 +11,7 @@ from xdsl.ir import Attribute, Operation
 from emmy.dialects.tile import ScheduleAttr
 from emmy.errors import EmmyError
 from emmy.locations import location_of
-from emmy.schedule_table import Timed
+from emmy.schedule_choice import Timed
 
 SCHEDULE, SCHEDULES = "emmy.schedule", "emmy.schedules"
 """A product's schedule; the schedules among which a call chooses by sizes that are `?` here."""

@@ -20,7 +20,7 @@ from emmy.compiler import CompiledModule
 from emmy.interpreters import level2
 from emmy.interpreters.host import find_symbol, run_host
 from emmy.ir import parse_module
-from emmy.schedule_table import WORTHWHILE, Product, choose_schedule, competing_schedules, timed
+from emmy.schedule_choice import WORTHWHILE, Product, choose_schedule, competing_schedules, timed
 from emmy.schedules import Schedule
 from emmy.targets import get_target
 

@@ -9,15 +9,8 @@ import pytest
 import emmy
 from emmy.assemble import find_tool
 from emmy.errors import EmmyError
-from emmy.schedule_table import (
-    CANDIDATES,
-    EIGHT_BIT_CANDIDATES,
-    HYBRID_CANDIDATES,
-    SPILLS,
-    TABLES,
-    Product,
-    choose_schedule,
-)
+from emmy.schedule_choice import Product, choose_schedule
+from emmy.schedule_table import CANDIDATES, EIGHT_BIT_CANDIDATES, HYBRID_CANDIDATES, SPILLS, TABLES
 from emmy.schedules import ROLES, TRANSPORTS
 from emmy.targets import TARGETS, get_target
 

@@ -9,6 +9,7 @@ from emmy.errors import EmmyError
 from emmy.ir import make_context, parse_module
 from emmy.layout.shared import shared_layout
 from emmy.passes.assign_schedule import AssignSchedule
+from emmy.schedule_choice import Product, choose_schedule
 from emmy.schedule_limits import (
     Epilogue,
     RegisterSplit,
@@ -17,7 +18,7 @@ from emmy.schedule_limits import (
     register_split,
     shared_bytes,
 )
-from emmy.schedule_table import CANDIDATES, EIGHT_BIT_CANDIDATES, TABLES, Product, choose_schedule
+from emmy.schedule_table import CANDIDATES, EIGHT_BIT_CANDIDATES, TABLES
 from emmy.schedules import Schedule
 from emmy.targets import TARGETS, get_target
 
@@ -311,3 +312,34 @@ def test_a_default_leaves_room_for_two_results():
       func.return %0, %1 : tensor<?x?xf16>, tensor<?x?xf16>
     }"""
     assert emmy.compile(text, "sm_90a").portable_artefact
+
+
+@pytest.mark.parametrize(
+    ("m", "n", "k", "block", "consumers", "raster"),
+    [
+        (512, 262144, 3840, (64, 256, 64), "pingpong", 32),
+        (4096, 30720, 3840, (128, 192, 64), "cooperative", 8),
+        (8192, 8192, 1024, (64, 256, 64), "pingpong", 8),
+        (8192, None, 1024, (128, 256, 64), "cooperative", 8),
+        (2048, 2048, 512, (128, 256, 64), "cooperative", 8),
+        (2048, 512, 3840, (64, 128, 64), "cooperative", 4),
+        (512, 2048, 3840, (64, 128, 64), "cooperative", 8),
+        (2048, 3840, 4096, (128, 240, 64), "cooperative", 8),
+        (512, 3840, 4096, (128, 120, 64), "cooperative", 8),
+    ],
+)
+def test_rows_for_many_waves_short_contractions_and_whole_waves(m, n, k, block, consumers, raster):
+    """Ping-pong wants known sizes: many waves, or some and a short K. A low group of tiles is for more rows than it holds."""
+    chosen = choose_schedule(get_target("sm_90a"), Product(m, n, k=k))
+    assert (chosen.block, chosen.consumers, chosen.raster) == (block, consumers, raster)
+
+
+def test_tma_stores_whole_units_of_32_bytes():
+    """120 columns of f16 are padded in shared memory: TMA does not store them, and operands that lie so take room for 128."""
+    schedule = Schedule(
+        atom="wgmma", block=(128, 120, 64), warps=(8, 1), stages=6, roles="specialized", persistent=1, transport="tma"
+    )
+    target = get_target("sm_90a")
+    assert "stores rows of whole 32 bytes, and 120 columns" in str(problem_on_target(schedule, target))
+    assert problem_on_target(replace(schedule, transport="auto"), target) is None
+    assert shared_bytes(schedule) == shared_bytes(replace(schedule, block=(128, 128, 64)))
