@@ -49,21 +49,23 @@ class Epilogue:
     tensors: of each tensor that it reads beside the product's operands, whether its tile spans rows and columns, and the
     bytes of one element; each tile has a place of its own, so that it can arrive during the main loop.
     further_bytes: of one element of all other results; where the ring fills again meanwhile, each has a place of its own.
+    columns_first: whether columns of operand b lie beside each other, where they are padded to whole units of 32 bytes.
     """
 
     result_bytes: int = 2
     tensors: tuple[tuple[bool, bool, int], ...] = ()
     further_bytes: int = 0
+    columns_first: bool = False
 
 
 def shared_bytes(schedule: Schedule, epilogue: Epilogue = Epilogue(), operand_bytes: int = 2) -> int:
     """Bytes of shared memory of a product whose operands have `operand_bytes` an element, as `allocate-shared` places its rings:
-    the largest first, each where those before it end; mbarriers behind them. Of columns that are no whole units of 32 bytes, as
-    `wgmma` may have, as many as if they lay beside each other."""
+    the largest first, each where those before it end; mbarriers behind them."""
     rows, columns, depth = schedule.block
     own = columns // schedule.split_k
-    padded = _round_up(columns * operand_bytes, SHARED_ROW_BYTES)
-    rings = [schedule.stages * (rows * operand_bytes + padded) * depth]
+    row_bytes = columns * operand_bytes
+    row_bytes = _round_up(row_bytes, SHARED_ROW_BYTES) if epilogue.columns_first else row_bytes
+    rings = [schedule.stages * (rows * operand_bytes + row_bytes) * depth]
     for spans_rows, spans_columns, element in epilogue.tensors:
         row_bytes = _round_up((own if spans_columns else 1) * element, SHARED_ROW_BYTES)
         rings.append(schedule.groups * _round_up((rows if spans_rows else 1) * row_bytes, SHARED_SLOT_BYTES))

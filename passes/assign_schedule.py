@@ -345,6 +345,7 @@ def _epilogue(group: Group, matmul: MatmulOp) -> Epilogue:
         max(results),
         tuple((*_spans(tensor_type(v).get_shape(), group.shape), _bytes(v)) for v in read),
         sum(results) - max(results),
+        matmul.transpose_b is None,
     )
 
 

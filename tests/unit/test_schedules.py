@@ -112,7 +112,8 @@ def test_every_candidate_runs_on_its_target(target):
         assert candidate.schedule.block[0] // candidate.schedule.warps[0] <= 64
         # (A warpgroup's products read theirs from shared memory.)
         assert candidate.schedule.block[1] // candidate.schedule.warps[1] <= 64 or candidate.schedule.atom == "wgmma"
-    assert CANDIDATES[target][0].rate == max(candidate.rate for candidate in CANDIDATES[target])
+    usual = [candidate for candidate in CANDIDATES[target] if not candidate.least_waves]
+    assert usual[0].rate == max(candidate.rate for candidate in usual)
 
 
 @pytest.mark.parametrize(
@@ -335,11 +336,13 @@ def test_rows_for_many_waves_short_contractions_and_whole_waves(m, n, k, block, 
 
 
 def test_tma_stores_whole_units_of_32_bytes():
-    """120 columns of f16 are padded in shared memory: TMA does not store them, and operands that lie so take room for 128."""
+    """120 columns of f16 that lie beside each other are padded to 128: TMA does not store them, and an operand takes room."""
     schedule = Schedule(
         atom="wgmma", block=(128, 120, 64), warps=(8, 1), stages=6, roles="specialized", persistent=1, transport="tma"
     )
     target = get_target("sm_90a")
     assert "stores rows of whole 32 bytes, and 120 columns" in str(problem_on_target(schedule, target))
     assert problem_on_target(replace(schedule, transport="auto"), target) is None
-    assert shared_bytes(schedule) == shared_bytes(replace(schedule, block=(128, 128, 64)))
+    wide = replace(schedule, block=(128, 128, 64))
+    assert shared_bytes(schedule, Epilogue(columns_first=True)) == shared_bytes(wide)
+    assert shared_bytes(schedule) == shared_bytes(wide) - 6 * 8 * 64 * 2
