@@ -80,7 +80,7 @@ the operand, and the slot, in units of 16 bytes.
 
 ## Two CTAs on one tile
 
-Where tiles fill half a wave, half of the multiprocessors would be idle (512 x 512 of Gemma's projections, say). There the table has
+Where tiles fill half a wave, half of the multiprocessors would be idle (512 x 512 of Gemma's projections). There the table has
 `split_k = 2`: the two CTAs of a cluster share the contraction of one tile (`split-k`, at level 2), and each computes and stores
 half of its columns. `{option}` asks for it; 4 and 8 are legal too. A target without clusters refuses it.
 
@@ -165,11 +165,11 @@ It wants `roles = specialized` and `persistent = 1`; any atom and transport will
 those of two consumers: tiles of one warpgroup each, `block = [64, 256, 128], warps = [4, 1], stages = 2`, have 240 registers a
 thread, tiles of two (`block = [128, 128, 64], warps = [8, 1], stages = 4`) 112.
 
-On an H200 (`962_pingpong` of the [measurements](../measurements.md)) it wins where storing a tile takes long beside its main loop:
+On an H200 (`962_pingpong` of the [measurements](../measurements.md)) it wins where storing a tile takes long beside its loop:
 8192 x 8192 with K = 256 has 1.11 to 1.13 of cuBLAS by `block = [64, 256, 64]` with `carry = 1`, where cooperative consumers have
 1.02, and 1.06 instead of 1.04 at K = 1024. It loses at K = 4096, where tiles of 64 rows read more from the L2 cache for each
-product than tiles of 128: 0.94 to 1.01. At 262144 columns it wins 2 to 8 %, most of it where the card is at its limit of power. The
-table has it for known sizes in these two cases: K of 1024 or less in 16 waves of tiles, and 60 waves of any K.
+product than tiles of 128: 0.94 to 1.01. At 262144 columns it wins 2 to 8 %, most of it where the card is at its limit of power.
+The table has it for known sizes in these two cases: K of 1024 or less in 16 waves of tiles, and 60 waves of any K.
 
 ## Products over the end of an iteration
 
@@ -186,8 +186,8 @@ its own (`mma.wait_older`), and releases their slot. In ping-pong a turn is pass
 </table>
 
 It goes with `consumers = pingpong`, and with tiles of one warpgroup: with it 128 tiles of 64 x 128 are 1.08 times as fast at
-2048 x 512 x 3840 as pairs of CTAs that share 64 tiles of 128 x 128. Two cooperative warpgroups cover each other: of 39 products of
-Gemma's projections and the six shapes it gave 0.4 % in the mean, so that most of the table's rows leave it out.
+2048 x 512 x 3840 as pairs of CTAs that share 64 tiles of 128 x 128. Two cooperative warpgroups cover each other: of 39 products
+of Gemma's projections and the six shapes it gave 0.4 % in the mean, so that most of the table's rows leave it out.
 """
 
 
