@@ -79,13 +79,27 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         return _dispatch(list(sys.argv[1:] if argv is None else argv))
     except ModuleNotFoundError as error:
-        from emmy.errors import EmmyError, missing_module
+        return _told_missing(error)
 
-        told = missing_module(error)
-        if not isinstance(told, EmmyError):
-            raise
-        print(told, file=sys.stderr)
-        return 1
+
+def opt() -> int | None:
+    """`emmy-opt`, which says in a sentence if there is no xDSL."""
+    try:
+        from emmy.tools.opt import main as run
+    except ModuleNotFoundError as error:
+        return _told_missing(error)
+    return run()
+
+
+def _told_missing(error: ModuleNotFoundError) -> int:
+    """Exit code 1 and a sentence if it is xDSL that this Python has not; else the error is raised."""
+    from emmy.errors import EmmyError, missing_module
+
+    told = missing_module(error)
+    if not isinstance(told, EmmyError):
+        raise error
+    print(told, file=sys.stderr)
+    return 1
 
 
 def _dispatch(words: list[str]) -> int:

@@ -71,13 +71,14 @@ sys.modules["xdsl"] = None
 import emmy
 from emmy.tools import cli
 assert cli.main(["cache", "path"]) == 1
+assert cli.opt() == 1
 emmy.compile("{")
 """
 
 
 def test_a_python_without_xdsl_says_so():
     done = subprocess.run([sys.executable, "-c", WITHOUT_XDSL], capture_output=True, text=True, check=False)
-    assert done.stderr.count("xDSL is not installed") == 2
+    assert done.stderr.count("xDSL is not installed") == 3
     assert done.stderr.splitlines()[-1].startswith("emmy.errors.EmmyError: error: xDSL is not installed")
 
 
