@@ -5,12 +5,11 @@ from __future__ import annotations
 import difflib
 import importlib
 import importlib.util
-import re
 import sys
 from collections.abc import Callable, Iterable
 from dataclasses import MISSING, fields
 from functools import partial
-from typing import cast
+from typing import Literal, cast, get_args, get_origin, get_type_hints
 
 from xdsl.passes import ModulePass, get_pass_option_infos
 from xdsl.transforms import get_all_passes
@@ -138,10 +137,17 @@ def _option_problem(
             pass_type.from_spec(ArgSpec(name, {info.name: given[info.name]}))
         except ValueError:
             value = ",".join(str(v) for v in given[info.name])
-            choices = re.findall(r"'(\w+)'", info.expected_type) if "Literal" in info.expected_type else []
+            choices = _words(pass_type, info.name)
             wanted = f"is one of {', '.join(choices)}" if choices else f"takes {info.expected_type.strip(chr(39))}"
             return f"option '{info.name}' of pass '{name}' {wanted}, got '{value}'"
     return f"pass '{name}' does not take these options: {error}"
+
+
+def _words(pass_type: PassType, option: str) -> list[str]:
+    """The words that an option may be, where its type is some words, or those or nothing."""
+    hint = get_type_hints(pass_type)[option]
+    parts = [part for part in (hint, *get_args(hint)) if get_origin(part) is Literal]
+    return [word for part in parts for word in get_args(part)]
 
 
 def suggest(name: str, known: Iterable[str]) -> str:

@@ -259,6 +259,7 @@ OPTIONS = (
     ("opt bad.mlir -p cse,,dce", "cannot read the passes 'cse,,dce': Expected pass name here"),
     ("opt bad.mlir -p cse}", "cannot read the passes 'cse}': Expected a comma or pass arguments here"),
     ("opt bad.mlir -p cse{x=1}", "pass 'cse' has no option 'x'; it has none"),
+    ("opt bad.mlir -p split-accumulation{order=x}", "option 'order' of pass 'split-accumulation' is one of auto, slices, steps, got 'x'"),
     ("opt bad.mlir -p assign-schedule{stages=many}", "option 'stages' of pass 'assign-schedule' takes int, got 'many'"),
     ("opt bad.mlir -p assign-schedule{stages=2,3}", "option 'stages' of pass 'assign-schedule' takes int, got '2,3'"),
     ("opt bad.mlir -p assign-schedule{stagess=1}", "pass 'assign-schedule' has no option 'stagess'; its options are ..."),
