@@ -122,8 +122,11 @@ class Product:
         # A row is about its atom: with another one it would be another row. What TMA cannot move, wgmma does not read.
         atoms = [c for c in candidates if self.wide or c.schedule.atom != WARPGROUP_ATOM]
         # And a row that splits K, or keeps products in flight, is about its tile.
-        loose = [c for c in atoms if c.schedule.split_k == 1 and not c.schedule.carry]
-        atoms = [c for c in atoms if c in loose or self.complete(c.schedule).block == c.schedule.block]
+        atoms = [
+            c
+            for c in atoms
+            if (c.schedule.split_k == 1 and not c.schedule.carry) or self.complete(c.schedule).block == c.schedule.block
+        ]
         return [c for c in atoms if self.complete(c.schedule).atom == c.schedule.atom] or list(candidates)
 
     def kept(self, target: Target) -> list[Candidate]:

@@ -173,7 +173,7 @@ def rank_of_cta(grid: tile.GridOp, do: Arithmetic, total: Number, resident: int,
     if grid.number is not None:
         at, ctas = grid.number, do.emit.value(tile.CtaCountOp())
         first = do.multiply(do.divide(at, ctas), ctas)
-        odd = do.emit.value(arith.CmpiOp(do.value(do.remainder(do.divide(at, ctas), 2)), do.value(1), "eq"))
+        odd = do.equal(do.remainder(do.divide(at, ctas), 2), 1)
         end = do.minimum(do.add(first, ctas), total)
         return mirrored(do, at, odd, first, end)
     at = do.emit.value(tile.CtaIdOp())
@@ -186,10 +186,10 @@ def rank_of_cta(grid: tile.GridOp, do: Arithmetic, total: Number, resident: int,
     return mirrored(do, at, do.emit.value(arith.AndIOp(late, early)), target.sms, end)
 
 
-def mirrored(do: Arithmetic, at: Number, condition: SSAValue, first: Number, end: Number) -> Number:
+def mirrored(do: Arithmetic, at: Number, condition: bool | SSAValue, first: Number, end: Number) -> Number:
     """`at`, or if the condition holds its mirror image among `first` to `end - 1`."""
     image = do.subtract(do.subtract(do.add(first, end), 1), at)
-    return do.emit.value(arith.SelectOp(condition, do.value(image), do.value(at)))
+    return do.select(condition, image, at)
 
 
 def split_rank(
@@ -211,10 +211,8 @@ def split_rank(
     if not turning or not isinstance(heads, int):
         return head, place
     from_last = do.remainder(do.add(group, -(-heads // at_once) - 1), 2)
-    back = do.emit.value(arith.CmpiOp(do.value(from_last), do.value(1), "eq"))
-    return head, do.emit.value(
-        arith.SelectOp(back, do.value(do.subtract(do.subtract(tiles, 1), place)), do.value(place))
-    )
+    back = do.equal(from_last, 1)
+    return head, do.select(back, do.subtract(do.subtract(tiles, 1), place), place)
 
 
 def heads_at_once(loops: list[scf.ForOp], heads: Number, target: Target) -> int | None:
