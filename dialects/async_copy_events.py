@@ -85,9 +85,30 @@ class _CopyByThreads(IntoSlot):
 
 @irdl_op_definition
 class CpAsyncOp(_CopyByThreads):
-    """Copy a box of a view into a field of a slot with `cp.async`, `bytes` at a time, shared out over the role's threads."""
+    """Copy a box of a view into a field of a slot with `cp.async`, `bytes` at a time, shared out over the role's threads.
+
+    `evict_first`: with the cache policy `L2::evict_first`, which 4, 8 and 16 bytes take alike (PTX ISA, `cp.async`: sm_80, 7.4).
+    """
 
     name = "async_copy.cp_async"
+    evict_first = opt_prop_def(UnitAttr)
+    assembly_format = (
+        "$view `[` $indices `]` `->` $slot `[` $field `]` `bytes` $bytes (`evict_first` $evict_first^)? attr-dict "
+        "`:` type($view) `->` type($slot)"
+    )
+
+    def __init__(
+        self,
+        view: SSAValue,
+        indices: Sequence[SSAValue],
+        slot: SSAValue,
+        field: str,
+        bytes: int = 16,
+        evict_first: bool = False,
+    ):
+        super().__init__(view, indices, slot, field, bytes)
+        if evict_first:
+            self.properties["evict_first"] = UnitAttr()
 
     def verify_(self) -> None:
         if self.bytes.value.data not in (4, 8, 16):
@@ -274,6 +295,7 @@ class TmaLoadOp(MulticastSlot):
 
     The whole field: a lowering splits it into boxes of at most 256 elements a dimension and one swizzle span across. `shared`:
     this CTA's part of the rows, multicast into that slot of all CTAs of the cluster; counted on the full mbarrier of each.
+    `evict_first`: with the cache policy `L2::evict_first`.
     """
 
     name = "async_copy.tma_load"

@@ -93,6 +93,7 @@ class CopyOp(MulticastSlot):
     """Copy the box at element offsets `indices` of a view into a field of a slot being filled; beyond the bounds: zeros.
 
     `shared`: every CTA of the cluster copies this box at the same time, a part of it, into that slot of all of them.
+    `evict_first`: the L2 cache gives up the lines of the view before others, for nobody reads them again. Values are the same.
     """
 
     name = "async_copy.copy"

@@ -309,20 +309,33 @@ def ctas_of(pipeline: PipelineOp) -> int:
 
 class MulticastSlot(IRDLOperation):
     """A copy of the box at element offsets `indices` of a view into a field of a slot; `shared`: into that slot of all CTAs of
-    the cluster, a part of the rows by each of them."""
+    the cluster, a part of the rows by each of them. `evict_first`: L2 gives up the lines before others."""
 
     view = operand_def(ViewType)
     indices = var_operand_def(IndexType)
     slot = operand_def(SlotType)
     field = prop_def(StringAttr)
     shared = opt_prop_def(UnitAttr)
+    evict_first = opt_prop_def(UnitAttr)
     assembly_format = (
-        "$view `[` $indices `]` `->` $slot `[` $field `]` (`shared` $shared^)? attr-dict "
+        "$view `[` $indices `]` `->` $slot `[` $field `]` (`shared` $shared^)? (`evict_first` $evict_first^)? attr-dict "
         "`:` type($view) `->` type($slot)"
     )
 
-    def __init__(self, view: SSAValue, indices: Sequence[SSAValue], slot: SSAValue, field: str, shared: bool = False):
-        properties = {"field": StringAttr(field), "shared": UnitAttr() if shared else None}
+    def __init__(
+        self,
+        view: SSAValue,
+        indices: Sequence[SSAValue],
+        slot: SSAValue,
+        field: str,
+        shared: bool = False,
+        evict_first: bool = False,
+    ):
+        properties = {
+            "field": StringAttr(field),
+            "shared": UnitAttr() if shared else None,
+            "evict_first": UnitAttr() if evict_first else None,
+        }
         super().__init__(operands=[view, indices, slot], properties=properties)
 
     def verify_(self) -> None:

@@ -45,6 +45,7 @@ from xdsl.utils.exceptions import VerifyException
 from emmy.dialects.ptx_instruction import INSTRUCTIONS as INSTRUCTIONS
 from emmy.dialects.ptx_instruction import Instruction as Instruction
 from emmy.dialects.ptx_instruction import integer as integer
+from emmy.dialects.ptx_table import CACHE_HINT as CACHE_HINT
 from emmy.dialects.ptx_table import REGISTER_TYPES as REGISTER_TYPES
 from emmy.dialects.ptx_table import ROWS as ROWS
 from emmy.dialects.ptx_table import Row as Row

@@ -142,19 +142,25 @@ _MOVES: tuple[tuple[str, str, str, str], ...] = (
     ("ctaid_x", "r", "", "mov.u32 $0, %ctaid.x"),
     ("nctaid_x", "r", "", "mov.u32 $0, %nctaid.x"),
     ("shared_base", "r", "", "mov.u32 $0, smem"),
+    ("createpolicy_evict_first", "l", "", "createpolicy.fractional.L2::evict_first.b64 $0"),
     ("mov_b32_f32", "f", "r", "mov.b32 $0, $1"),
     ("mov_f32_b32", "r", "f", "mov.b32 $0, $1"),
     ("unpack_b32", "hh", "r", "mov.b32 {$0,$1}, $2"),
     ("pack_b32", "r", "hh", "mov.b32 $0, {$1,$2}"),
 )
-"""Name, results, operands, text: reads of special registers, and changes of a register's type. Pure, registers only."""
+"""Name, results, operands, text: reads of special registers, cache policies, and changes of a register's type. Pure, registers
+only."""
+
+CACHE_HINT = "_cache_hint"
+"""The end of the name of a copy that takes a cache policy (i64), its last operand (PTX ISA, `.level::cache_hint`)."""
 
 _COPIES: tuple[tuple[str, str], ...] = (
     ("cp_async_ca_4", "cp.async.ca.shared.global.L2::128B [$0+{to}], [$1+{from}], 4"),
     ("cp_async_ca_8", "cp.async.ca.shared.global.L2::128B [$0+{to}], [$1+{from}], 8"),
     ("cp_async_cg_16", "cp.async.cg.shared.global.L2::128B [$0+{to}], [$1+{from}], 16"),
 )
-"""Each exists without and with a source size (`_zfill`): bytes beyond it are filled with zeros."""
+"""Each exists without and with a source size (`_zfill`): bytes beyond it are filled with zeros; and all of them without and with
+a cache policy."""
 
 _SYNCHRONISATION: tuple[tuple[str, tuple[str, ...], str], ...] = (
     ("cp_async_commit_group", (), "cp.async.commit_group"),
@@ -287,11 +293,30 @@ def _memory_rows() -> list[Row]:
             rows.append(Row(f"ldmatrix_{name}", "r" * count, "r", ("offset",), load))
             rows.append(Row(f"stmatrix_{name}", "", "r" + "r" * count, ("offset",), store, needs="stmatrix"))
     for name, text in _COPIES:
-        offsets = ("shared_offset", "global_offset")
-        rows.append(Row(name, "", "rl", offsets, text.replace("{to}", "$2").replace("{from}", "$3")))
-        filled = text.replace("{to}", "$3").replace("{from}", "$4") + ", $2"
-        rows.append(Row(f"{name}_zfill", "", "rlr", offsets, filled))
+        for fill, policy in (("", ""), ("r", ""), ("", "l"), ("r", "l")):
+            rows.append(_copy_row(name, text, fill, policy))
     return rows
+
+
+def _copy_row(name: str, text: str, fill: str, policy: str) -> Row:
+    """A `cp.async`. fill, policy: the letters of its source size and of its cache policy, if it has them."""
+    first = 2 + len(fill + policy)
+    text = text.replace("{to}", f"${first}").replace("{from}", f"${first + 1}")
+    text = "".join((text, *(f", ${i}" for i in range(2, first))))
+    if policy:
+        text = text.replace(".L2::128B", ".L2::cache_hint.L2::128B")
+    name += "_zfill" * len(fill) + CACHE_HINT * len(policy)
+    return Row(name, "", f"rl{fill}{policy}", ("shared_offset", "global_offset"), text)
+
+
+def _tma_load_row(rank: int, modifiers: str, name: str, mask: str, policy: str, needs: str, since: float) -> Row:
+    """A TMA load. mask, policy: the letters of the mask of CTAs and of its cache policy, if it has them."""
+    first = rank + 3 + len(mask + policy)
+    text = f"cp.async.bulk.tensor.{rank}d.{modifiers}{'.L2::cache_hint' * len(policy)}"
+    text += f" [$0+${first}], [$1, {{{listed(2, rank)}}}], [${rank + 2}+${first + 1}]"
+    text = "".join((text, *(f", ${i}" for i in range(rank + 3, first))))
+    operands = f"rl{'r' * rank}r{mask}{policy}"
+    return Row(name, "", operands, ("shared_offset", "barrier_offset"), text, needs=needs, since=since)
 
 
 def _async_rows() -> list[Row]:
@@ -305,27 +330,26 @@ def _async_rows() -> list[Row]:
     for rank in range(1, 6):
         coordinates = "r" * rank
         for name, space, since in _TMA_LOADS:
-            text = (
-                f"cp.async.bulk.tensor.{rank}d.{space}.global.mbarrier::complete_tx::bytes [$0+${rank + 3}], "
-                f"[$1, {{{listed(2, rank)}}}], [${rank + 2}+${rank + 4}]"
-            )
-            offsets = ("shared_offset", "barrier_offset")
-            row = Row(tma_load_name(rank, name), "", f"rl{coordinates}r", offsets, text, needs="tma", since=since)
-            rows.append(row)
+            modifiers = f"{space}.global.mbarrier::complete_tx::bytes"
+            for policy in ("", "l"):
+                row = tma_load_name(rank, name, bool(policy))
+                rows.append(_tma_load_row(rank, modifiers, row, "", policy, "tma", since))
         to = f"[$0, {{{listed(1, rank)}}}]"
         text = f"cp.async.bulk.tensor.{rank}d.global.shared::cta.bulk_group {to}, [${rank + 1}+${rank + 2}]"
         rows.append(Row(tma_store_name(rank), "", f"l{coordinates}r", ("shared_offset",), text, needs="tma"))
     return rows
 
 
-def multicast_load_name(rank: int) -> str:
-    """The op of a TMA load into several CTAs: destination, tensor map, coordinates, mbarrier, mask of CTA ranks (i16)."""
-    return f"cp_async_bulk_tensor_{rank}d_multicast"
+def multicast_load_name(rank: int, hint: bool = False) -> str:
+    """The op of a TMA load into several CTAs: destination, tensor map, coordinates, mbarrier, mask of CTA ranks (i16), and a
+    cache policy (i64) if it takes one, by `hint`."""
+    return f"cp_async_bulk_tensor_{rank}d_multicast{CACHE_HINT * hint}"
 
 
-def tma_load_name(rank: int, space: str) -> str:
-    """The op of a TMA load: destination, tensor map, coordinates, mbarrier; `space` is shared_cluster or shared_cta."""
-    return f"cp_async_bulk_tensor_{rank}d_{space}_global"
+def tma_load_name(rank: int, space: str, hint: bool = False) -> str:
+    """The op of a TMA load: destination, tensor map, coordinates, mbarrier, and a cache policy (i64) if it takes one, by `hint`;
+    `space` is shared_cluster or shared_cta."""
+    return f"cp_async_bulk_tensor_{rank}d_{space}_global{CACHE_HINT * hint}"
 
 
 def tma_store_name(rank: int) -> str:
@@ -352,12 +376,10 @@ def _cluster_rows() -> list[Row]:
     remote = "mbarrier.arrive.shared::cluster.b64 _, [$0+$1]"
     rows.append(Row("mbarrier_arrive_remote", "", "r", ("offset",), remote, needs="tma"))
     for rank in range(1, 6):
-        text = (
-            f"cp.async.bulk.tensor.{rank}d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster "
-            f"[$0+${rank + 4}], [$1, {{{listed(2, rank)}}}], [${rank + 2}+${rank + 5}], ${rank + 3}"
-        )
-        offsets = ("shared_offset", "barrier_offset")
-        rows.append(Row(multicast_load_name(rank), "", f"rl{'r' * rank}rh", offsets, text, needs="multicast"))
+        modifiers = "shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster"
+        for policy in ("", "l"):
+            name = multicast_load_name(rank, bool(policy))
+            rows.append(_tma_load_row(rank, modifiers, name, "h", policy, "multicast", 0.0))
     return rows
 
 

@@ -29,6 +29,9 @@ ABOUT_HYBRID = ("promote", "promotion", "partials")
 ABOUT_LENGTHS = ("order",)
 """Fields about loops that are longer for some tiles than for others: where rows see keys by their positions."""
 
+ABOUT_LOOPS = ("evict",)
+"""Fields about what a kernel copies in loops."""
+
 ABOUT: Mapping[Products, tuple[tuple[tuple[str, ...], str], ...]] = {
     0: (
         (ABOUT_TWO, "is about two products in a row, and this kernel has none"),
@@ -50,11 +53,16 @@ def stated(schedule: Schedule) -> Iterator[tuple[str, Any]]:
 
 
 def problem_with_meaning(
-    schedule: Schedule, products: Products, policy: str = "hybrid", lengths_differ: bool = True
+    schedule: Schedule,
+    products: Products,
+    policy: str = "hybrid",
+    lengths_differ: bool = True,
+    copies_in_loops: bool = True,
 ) -> str | None:
     """One sentence about a stated field that says nothing about a kernel, or None.
 
     `policy`: by which its products accumulate. `lengths_differ`: whether its loops may be longer for some tiles than for others.
+    `copies_in_loops`: whether it copies any tile in a loop.
     """
     whose = "these products accumulate" if products == 2 else "this product accumulates"
     for name, value in stated(schedule):
@@ -65,4 +73,6 @@ def problem_with_meaning(
             return f"{name} belongs to the hybrid policy, and {whose} in {policy}"
         if name in ABOUT_LENGTHS and not lengths_differ:
             return f"{name} = {value} is about tiles whose loops differ in length, and all of these are alike"
+        if name in ABOUT_LOOPS and not copies_in_loops:
+            return f"{name} = {value} is about tiles that are copied in loops, and this kernel copies none so"
     return None

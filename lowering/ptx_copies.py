@@ -15,6 +15,7 @@ from xdsl.dialects import scf
 from xdsl.dialects.builtin import i32
 from xdsl.ir import Block, SSAValue
 
+from emmy.dialects.ptx import CACHE_HINT
 from emmy.layout.shared import SWIZZLE_PERIOD_ROWS, SharedLayout
 from emmy.lowering.ptx_addresses import (
     BoxAddresses,
@@ -30,6 +31,9 @@ from emmy.lowering.ptx_builder import Builder, Condition, Number
 
 LOADS: dict[int, str] = {1: "b8", 2: "b16", 4: "b32", 8: "v2_b32", 16: "v4_b32"}
 """Width of an access in bytes -> suffix of its op."""
+
+EVICT_FIRST = "createpolicy_evict_first"
+"""What makes the cache policy of such copies: once, before the loops of the role that copies."""
 
 BATCH = 8
 """Plain loads in flight before the first of their stores: enough to overlap latencies, 32 registers at most."""
@@ -94,8 +98,17 @@ class Copies:
         self.tid = tid
         self.guard: Condition = True
 
-    def cp_async(self, view: View, at: TileOffset, field: SharedField, slot: Number, chunk_bytes: int) -> None:
-        """Global to shared with `cp.async`; bytes beyond the view's bounds become zeros without being read."""
+    def cp_async(
+        self,
+        view: View,
+        at: TileOffset,
+        field: SharedField,
+        slot: Number,
+        chunk_bytes: int,
+        evict_first: bool = False,
+    ) -> None:
+        """Global to shared with `cp.async`; bytes beyond the view's bounds become zeros without being read. `evict_first`: of
+        lines that the L2 cache gives up before others."""
         box = Box(self, view, at, field, slot, chunk_bytes)
         name = f"cp_async_{'cg' if chunk_bytes == 16 else 'ca'}_{chunk_bytes}"
         for step in box.map.passes:
@@ -104,10 +117,12 @@ class Copies:
             operands = [to.register, from_.register]
             if size != chunk_bytes:
                 operands.append(self.builder.register(size))
+            if evict_first:
+                operands.append(self.builder.pure(EVICT_FIRST))
             guard = self.builder.both(self.guard, box.taking_part(step))
             if guard is not True:
                 operands.append(self.builder.predicate(guard))
-            suffix = "" if size == chunk_bytes else "_zfill"
+            suffix = ("" if size == chunk_bytes else "_zfill") + CACHE_HINT * evict_first
             self.builder.emit(name + suffix, operands, (to.immediate, from_.immediate))
 
     def plain_copy(self, view: View, at: TileOffset, field: SharedField, slot: Number, chunk_bytes: int) -> None:

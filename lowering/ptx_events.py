@@ -217,7 +217,8 @@ class EventLowering(LoweredValues):
         field, slot = self.place(op.slot, op.field.data)
         self.builder.comment(f"cp.async into @{ring_name(op.slot)}.{op.field.data}")
         at = self.tile_offset(op.indices)
-        self.copies.cp_async(self.view_from(op.view, at), at, field, slot, op.bytes.value.data)
+        first = op.evict_first is not None
+        self.copies.cp_async(self.view_from(op.view, at), at, field, slot, op.bytes.value.data, first)
 
     def plain_copy(self, op: async_copy.PlainCopyOp) -> None:
         """Loads and stores of a box, into shared memory."""

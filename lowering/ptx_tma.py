@@ -20,6 +20,7 @@ from emmy.errors import EmmyError
 from emmy.layout.boxes import Boxes, plan_boxes
 from emmy.locations import location_of
 from emmy.lowering.ptx_addresses import Ring
+from emmy.lowering.ptx_copies import EVICT_FIRST
 from emmy.lowering.ptx_events import MBARRIER_BYTES, Convert, EventLowering
 from emmy.passes.clusters import cluster_of
 
@@ -135,9 +136,11 @@ class TmaLowering(EventLowering):
         mask: list[SSAValue] = []
         if op.shared is not None:
             mask = [self.builder.constant((1 << self.ring_of(op.slot).ctas) - 1, i16)]
+        policy = [] if op.evict_first is None else [self.builder.pure(EVICT_FIRST)]
         for tensor_map, at, address, immediate in self.transfers(op):
-            name = multicast_load_name(len(at)) if mask else tma_load_name(len(at), space)
-            self.emit_elected(name, (address, tensor_map, *at, barrier, *mask), (immediate, offset))
+            hint = bool(policy)
+            name = multicast_load_name(len(at), hint) if mask else tma_load_name(len(at), space, hint)
+            self.emit_elected(name, (address, tensor_map, *at, barrier, *mask, *policy), (immediate, offset))
 
     def tma_store(self, op: async_copy.TmaStoreOp) -> None:
         """One store a box."""

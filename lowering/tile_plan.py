@@ -97,10 +97,11 @@ def make_plan(kernel: tile.KernelOp, limit: int) -> Plan:
             location_of(kernel),
         )
     schedule = kernel.schedule.data
-    problem = problem_with_meaning(schedule, products_in_a_row(kernel), policy_of(kernel))
+    rings = plan_rings(kernel, schedule.stages, schedule.late_stages or schedule.stages)
+    in_loops = any(ring.in_loop for ring in rings)
+    problem = problem_with_meaning(schedule, products_in_a_row(kernel), policy_of(kernel), copies_in_loops=in_loops)
     if problem is not None:
         raise EmmyError(f"illegal schedule of kernel @{kernel.sym_name.data}: {problem}", location_of(kernel))
-    rings = plan_rings(kernel, schedule.stages, schedule.late_stages or schedule.stages)
     loops = sum(r.stages * sum(tile_bytes(t) for t in r.field_types.values()) for r in rings)
     taken = {ring.name for ring in rings}
     outbound: dict[tile.StoreOp, Outbound] = {}

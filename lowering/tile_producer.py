@@ -49,10 +49,12 @@ class ProducerHalf:
         acquire = emit(async_copy.AcquireOp(self.cursors[ring]))
         self.cursors[ring] = hint(acquire.next, f"{ring.name}_next")
         slot = hint(acquire.slot, f"{ring.name}_slot")
+        first = ring.in_loop and self.plan.schedule.evict == "first"
         for load, name in ring.fields.items():
             indices = [self.values.get(index, index) for index in load.indices]
             view = self.values.get(load.view, load.view)
-            emit.at(load)(async_copy.CopyOp(view, indices, slot, name, shared=load.shared is not None))
+            shared = load.shared is not None
+            emit.at(load)(async_copy.CopyOp(view, indices, slot, name, shared=shared, evict_first=first))
         emit(async_copy.CommitOp(slot))
 
     def loop(self, op: scf.ForOp, emit: Emitter) -> None:

@@ -41,7 +41,7 @@ class Ring:
     """An inbound pipeline to be. `fields` names the field of each load; all loads are ops of `block`.
 
     The slot is waited for before `first_use` and released after `last_use`, two ops of the same block; it is filled
-    where the last of the loads stands.
+    where the last of the loads stands; `in_loop` says whether that is in a loop.
     """
 
     name: str
@@ -50,6 +50,7 @@ class Ring:
     block: Block
     first_use: Operation
     last_use: Operation
+    in_loop: bool
 
     @property
     def filled_at(self) -> tile.LoadOp:
@@ -104,13 +105,12 @@ def plan_rings(kernel: tile.KernelOp, stages: int, late_stages: int) -> list[Rin
         assert block is not None
         in_loop = block is not work
         groups.setdefault((block, _uses(op, block)[-1]) if in_loop else (op,), []).append(op)
-    taken: set[str] = set()
-    return [
-        _ring(
-            loads, (late_stages if all(map(_is_late, loads)) else stages) if loads[0].parent is not work else 1, taken
-        )
-        for loads in groups.values()
-    ]
+    rings, taken = list[Ring](), set[str]()
+    for loads in groups.values():
+        in_loop = loads[0].parent is not work
+        slots = (late_stages if all(map(_is_late, loads)) else stages) if in_loop else 1
+        rings.append(_ring(loads, slots, taken, in_loop))
+    return rings
 
 
 def _is_late(load: tile.LoadOp) -> bool:
@@ -125,7 +125,7 @@ def _uses(load: tile.LoadOp, block: Block) -> list[Operation]:
     return [op for op in block.ops if op in using]
 
 
-def _ring(loads: Sequence[tile.LoadOp], stages: int, taken: set[str]) -> Ring:
+def _ring(loads: Sequence[tile.LoadOp], stages: int, taken: set[str], in_loop: bool) -> Ring:
     block = loads[0].parent
     assert block is not None
     names: set[str] = set()
@@ -133,7 +133,7 @@ def _ring(loads: Sequence[tile.LoadOp], stages: int, taken: set[str]) -> Ring:
     name = ("" if all(len(n) == 1 for n in fields.values()) else "_").join(fields.values())
     uses = {op for load in loads for op in _uses(load, block)}
     ordered = [op for op in block.ops if op in uses]
-    return Ring(unique_name(name, taken), stages, fields, block, ordered[0], ordered[-1])
+    return Ring(unique_name(name, taken), stages, fields, block, ordered[0], ordered[-1], in_loop)
 
 
 @dataclass

@@ -64,6 +64,7 @@ SCALARS = (
     "consumers",
     "split_k",
     "share",
+    "evict",
     "raster",
     "fragments",
     "epilogue",
@@ -130,6 +131,7 @@ class AssignSchedule(ModulePass):
     splits: int = -1
     split_k: int = 0
     share: str = ""
+    evict: str = ""
     spills: int = -1
     raster: int = 0
     fragments: int = 0

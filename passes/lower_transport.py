@@ -68,6 +68,8 @@ class LowerTransport(ModulePass):
     how many bytes the others will write into this CTA's slot (`expect_tx`); a wait is one for its full mbarrier, on which these
     bytes count as they arrive. Nobody says that such a slot is empty again: a step of its pipeline in a loop is an EmmyError.
 
+    A copy that is `evict_first` stays so as a `cp_async` and as a `tma_load`; a plain one has no such priority.
+
     Pipelines get `full_count`, `empty_count` and `tx_bytes`. One ring may mix transports, copy by copy.
 
     `kind`: `tma`, `cp_async`, `plain` (through registers), or `auto`: the schedule's `transport`; where that is `auto` too,
@@ -360,7 +362,8 @@ class _Lowering:
     def _copy(self, op: ac.CopyOp, emit: Emitter, loads: dict[Operation, list[ac.CopyOp]]) -> None:
         kind = self.moves[op]
         if kind is ac.CpAsyncOp:
-            emit(ac.CpAsyncOp(op.view, list(op.indices), op.slot, op.field.data, width(op)))
+            first = op.evict_first is not None
+            emit(ac.CpAsyncOp(op.view, list(op.indices), op.slot, op.field.data, width(op), evict_first=first))
         elif kind is ac.PlainCopyOp:
             emit(ac.PlainCopyOp(op.view, list(op.indices), op.slot, op.field.data, width(op)))
         elif op in loads:
@@ -402,7 +405,8 @@ class _Lowering:
 
 
 def _tma_load(op: ac.CopyOp) -> ac.TmaLoadOp:
-    return ac.TmaLoadOp(op.view, list(op.indices), op.slot, op.field.data, shared=op.shared is not None)
+    shared, first = op.shared is not None, op.evict_first is not None
+    return ac.TmaLoadOp(op.view, list(op.indices), op.slot, op.field.data, shared=shared, evict_first=first)
 
 
 def _last_cursor(drain: ac.DrainOp, ring: str) -> SSAValue:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from emmy.emulator.copy_operations import without_policy
 from emmy.emulator.datatypes import TYPES, Array
 from emmy.emulator.decode import Execute, Operation, Spelling, instruction
 from emmy.emulator.faults import Fault
@@ -15,7 +16,7 @@ from emmy.emulator.shared_memory import WINDOW
 from emmy.emulator.syntax import Address, Operand, Symbol, TensorAddress
 from emmy.emulator.tensor_map import BoundMap
 
-S32, U16, U32, B64 = TYPES["s32"], TYPES["u16"], TYPES["u32"], TYPES["b64"]
+S32, U16, U32 = TYPES["s32"], TYPES["u16"], TYPES["u32"]
 _RANKS = tuple(f"{n}d" for n in range(1, 6))
 _ALIGNMENT = 16  # of cp.async.bulk: addresses and size, bytes
 
@@ -43,15 +44,6 @@ def _destination_space(spelling: Spelling) -> None:
     """.shared::cluster, an address of the own CTA, or .shared::cta where the ISA has it."""
     if spelling.require("shared::cluster", "shared::cta") == "shared::cta":
         spelling.available((8, 6), 90, what="the destination space .shared::cta")
-
-
-def _cache_hint(spelling: Spelling, operands: tuple[Operand, ...], count: int) -> tuple[Operand, ...]:
-    """The `count` operands before the cache policy of .L2::cache_hint."""
-    hint = bool(spelling.take("L2::cache_hint"))
-    spelling.finish(count + hint)
-    if hint:
-        spelling.check(operands[-1], B64)
-    return operands[:count]
 
 
 # Tensor copies
@@ -119,7 +111,7 @@ def _tensor_load(spelling: Spelling, rank: int) -> Operation:
     multicast = bool(spelling.take("multicast::cluster"))
     _destination_space(spelling)
     spelling.require("global")
-    target, source, barrier, *mask = _cache_hint(spelling, spelling.operands, 3 + multicast)
+    target, source, barrier, *mask = without_policy(spelling, 3 + multicast)
     for operand in mask:
         spelling.check(operand, U16)
     to, at = spelling.address(target, "shared"), spelling.address(barrier, "shared")
@@ -158,7 +150,7 @@ def _ranks(machine: Machine, mask: int, warp: int, lane: int) -> list[int]:
 def _tensor_store(spelling: Spelling, rank: int) -> Operation:
     for part in ("global", "shared::cta", "bulk_group"):
         spelling.require(part)
-    target, source = _cache_hint(spelling, spelling.operands, 2)
+    target, source = without_policy(spelling, 2)
     tensor = _tensor_address(spelling, target, rank)
     from_ = spelling.address(source, "shared")
     line = spelling.source.line
@@ -213,7 +205,7 @@ def decode_bulk_copy(spelling: Spelling) -> Operation:
     else:
         for part in ("global", "shared::cta", "bulk_group"):
             spelling.require(part)
-    operands = _cache_hint(spelling, spelling.operands, 4 if loads else 3)
+    operands = without_policy(spelling, 4 if loads else 3)
     spaces = ("shared", "global") if loads else ("global", "shared")
     first, second = (spelling.address(o, s) for o, s in zip(operands, spaces, strict=False))
     to, from_ = (first, second) if loads else (second, first)

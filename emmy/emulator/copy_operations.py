@@ -6,28 +6,54 @@ import numpy as np
 
 from emmy.emulator.copies import Copy
 from emmy.emulator.datatypes import TYPES, Array
-from emmy.emulator.decode import Execute, Operation, Spelling, instruction
+from emmy.emulator.decode import Execute, Operation, Spelling, elementwise, instruction
 from emmy.emulator.faults import Fault
 from emmy.emulator.machine import Machine
-from emmy.emulator.syntax import Register
+from emmy.emulator.syntax import Operand, Register
 
-U32, PRED = TYPES["u32"], TYPES["pred"]
+U32, B64, F32, PRED = TYPES["u32"], TYPES["b64"], TYPES["f32"], TYPES["pred"]
 _SHARED = ("shared", "shared::cta")
+
+
+def without_policy(spelling: Spelling, *counts: int) -> tuple[Operand, ...]:
+    """The operands, of which there are `counts` before the cache policy of .L2::cache_hint; the last thing to be parsed."""
+    hint = bool(spelling.take("L2::cache_hint"))
+    spelling.finish(*(count + hint for count in counts))
+    if not hint:
+        return spelling.operands
+    spelling.available((7, 4), 80, what=".L2::cache_hint")
+    spelling.check(spelling.operands[-1], B64)
+    return spelling.operands[:-1]
+
+
+@instruction("createpolicy.fractional")
+def decode_policy(spelling: Spelling) -> Operation:
+    """d {, fraction}: an opaque cache policy. There is no cache here: 0, which copies take and do not look at."""
+    spelling.available((7, 4), 80)
+    spelling.require("L2::evict_first", "L2::evict_last", "L2::evict_normal", "L2::evict_unchanged")
+    spelling.take("L2::evict_first", "L2::evict_unchanged")  # of the accesses beyond the fraction
+    spelling.type("b64")
+    fraction = [F32] if len(spelling.operands) == 2 else []
+    return elementwise(spelling, "createpolicy", _no_policy, B64, fraction)
+
+
+def _no_policy(*fraction: Array) -> Array:
+    return np.zeros((1, 1), B64.dtype)
 
 
 @instruction("cp.async")
 def decode_copy(spelling: Spelling) -> Operation:
-    """cp.async [shared], [global], size {, source bytes | ignore-source predicate}: missing bytes become zero."""
+    """cp.async [shared], [global], size {, source bytes | ignore-source predicate} {, cache policy}; missing bytes are 0."""
     cache = spelling.require("ca", "cg")
     spelling.require(*_SHARED)
     spelling.require("global")
     spelling.take("L2::64B", "L2::128B", "L2::256B")
-    spelling.finish(3, 4)
-    target, source = spelling.address(spelling.operands[0], "shared"), spelling.address(spelling.operands[1], "global")
-    size = spelling.integer(spelling.operands[2])
+    operands = without_policy(spelling, 3, 4)
+    target, source = spelling.address(operands[0], "shared"), spelling.address(operands[1], "global")
+    size = spelling.integer(operands[2])
     if size not in ((16,) if cache == "cg" else (4, 8, 16)):
         spelling.fail(f".{cache} cannot copy {size} bytes")
-    extra = spelling.operands[3] if len(spelling.operands) == 4 else None
+    extra = operands[3] if len(operands) == 4 else None
     ignores = isinstance(extra, Register) and extra.type.kind == "pred"
     if extra is not None:
         spelling.check(extra, PRED if ignores else U32)

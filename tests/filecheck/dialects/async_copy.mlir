@@ -14,10 +14,12 @@ tile.kernel @protocol(%a: !tile.view<512x64xf16>, %c: !tile.view<512x128xf16>) {
     // CHECK-NEXT:      %f0 = async_copy.begin_fill @ab
     // CHECK-NEXT:      %s0, %f1 = async_copy.acquire @ab[%f0]
     // CHECK-NEXT:      async_copy.copy %a[%z, %z] -> %s0["a"] : !tile.view<512x64xf16> -> !async_copy.slot<@ab, fill>
-    // CHECK-NEXT:      async_copy.commit @ab, %s0
     %f0 = async_copy.begin_fill @ab
     %s0, %f1 = async_copy.acquire @ab[%f0]
     async_copy.copy %a[%z, %z] -> %s0["a"] : !tile.view<512x64xf16> -> !async_copy.slot<@ab, fill>
+    // CHECK-NEXT:      async_copy.copy %a[%z, %z] -> %s0["a"] evict_first : !tile.view<512x64xf16> -> !async_copy.slot<@ab, fill>
+    // CHECK-NEXT:      async_copy.commit @ab, %s0
+    async_copy.copy %a[%z, %z] -> %s0["a"] evict_first : !tile.view<512x64xf16> -> !async_copy.slot<@ab, fill>
     async_copy.commit @ab, %s0
     // CHECK-NEXT:      %s1, %f2 = async_copy.acquire @ab[%f1] if %p
     // CHECK-NEXT:      async_copy.commit @ab, %s1 if %p joined
@@ -55,6 +57,10 @@ tile.kernel @events(%a: !tile.view<512x64xf16>, %c: !tile.view<512x64xf16>) {
     %f0 = async_copy.begin_fill @ab
     // CHECK:           %s, %f1 = async_copy.slot @ab[%f0] if %p : !async_copy.cursor<@ab, fill>
     // CHECK-NEXT:      async_copy.cp_async %a[%z, %z] -> %s["a"] bytes 16 : !tile.view<512x64xf16> -> !async_copy.slot<@ab, fill>
+    // CHECK-NEXT:      async_copy.cp_async %a[%z, %z] -> %s["a"] bytes 8 evict_first : !tile.view<512x64xf16> -> !async_copy.slot<@ab, fill>
+    // CHECK-NEXT:      async_copy.elect {
+    // CHECK-NEXT:        async_copy.tma_load %a[%z, %z] -> %s["a"] evict_first : !tile.view<512x64xf16> -> !async_copy.slot<@ab, fill>
+    // CHECK-NEXT:      }
     // CHECK-NEXT:      async_copy.plain_copy %a[%z, %z] -> %s["a"] bytes 2 : !tile.view<512x64xf16> -> !async_copy.slot<@ab, fill>
     // CHECK-NEXT:      async_copy.plain_store %s["a"] -> %c[%z, %z] bytes 16 : !async_copy.slot<@ab, fill> -> !tile.view<512x64xf16>
     // CHECK-NEXT:      async_copy.commit_group
@@ -63,6 +69,10 @@ tile.kernel @events(%a: !tile.view<512x64xf16>, %c: !tile.view<512x64xf16>) {
     // CHECK-NEXT:      async_copy.barrier across 2
     %s, %f1 = async_copy.slot @ab[%f0] if %p : !async_copy.cursor<@ab, fill>
     async_copy.cp_async %a[%z, %z] -> %s["a"] bytes 16 : !tile.view<512x64xf16> -> !async_copy.slot<@ab, fill>
+    async_copy.cp_async %a[%z, %z] -> %s["a"] bytes 8 evict_first : !tile.view<512x64xf16> -> !async_copy.slot<@ab, fill>
+    async_copy.elect {
+      async_copy.tma_load %a[%z, %z] -> %s["a"] evict_first : !tile.view<512x64xf16> -> !async_copy.slot<@ab, fill>
+    }
     async_copy.plain_copy %a[%z, %z] -> %s["a"] bytes 2 : !tile.view<512x64xf16> -> !async_copy.slot<@ab, fill>
     async_copy.plain_store %s["a"] -> %c[%z, %z] bytes 16 : !async_copy.slot<@ab, fill> -> !tile.view<512x64xf16>
     async_copy.commit_group

@@ -33,13 +33,22 @@ ptx.kernel @kernel(%p: i64, %n: i32) threads 64 min_ctas 1 shared_bytes 4096 par
   // TEXT:        ldmatrix.sync.aligned.m8n8.x4.shared.b16 {[[A:.*]]}, {{\[}}[[SUM]]+1024];
   %r0, %r1, %r2, %r3 = ptx.ldmatrix_x4 %sum, 1024
   // CHECK-NEXT:    ptx.cp_async_cg_16 %sum, %p, 4096, 32 if %in
+  // CHECK-NEXT:    %policy = ptx.createpolicy_evict_first
+  // CHECK-NEXT:    ptx.cp_async_cg_16_cache_hint %sum, %p, %policy, 4096, 32 if %in
+  // CHECK-NEXT:    ptx.cp_async_ca_8_zfill_cache_hint %sum, %p, %n, %policy, 4096, 32
   // CHECK-NEXT:    ptx.cp_async_commit_group
   // CHECK-NEXT:    ptx.cp_async_wait_group 3
   // CHECK-NEXT:    ptx.bar_sync 0
-  // TEXT:        cp.async.commit_group;
+  // TEXT:        createpolicy.fractional.L2::evict_first.b64 [[POLICY:%rd[0-9]+]];
+  // TEXT-NEXT:   @[[IN]] cp.async.cg.shared.global.L2::cache_hint.L2::128B {{\[}}[[SUM]]+4096], [{{%rd[0-9]+}}+32], 16, [[POLICY]];
+  // TEXT-NEXT:   cp.async.ca.shared.global.L2::cache_hint.L2::128B {{\[}}[[SUM]]+4096], [{{%rd[0-9]+}}+32], 8, {{%r[0-9]+}}, [[POLICY]];
+  // TEXT-NEXT:   cp.async.commit_group;
   // TEXT-NEXT:   cp.async.wait_group 3;
   // TEXT-NEXT:   bar.sync 0;
   ptx.cp_async_cg_16 %sum, %p, 4096, 32 if %in
+  %policy = ptx.createpolicy_evict_first
+  ptx.cp_async_cg_16_cache_hint %sum, %p, %policy, 4096, 32 if %in
+  ptx.cp_async_ca_8_zfill_cache_hint %sum, %p, %n, %policy, 4096, 32
   ptx.cp_async_commit_group
   ptx.cp_async_wait_group 3
   ptx.bar_sync 0

@@ -29,6 +29,15 @@ ptx.kernel @kernel(%p: i64, %map: i64) threads 128 min_ctas 1 shared_bytes 16384
   // CHECK-NEXT:    ptx.cp_async_bulk_tensor_2d_multicast %base, %map, %c0, %rank, %base, %both, 1024, 8
   // TEXT-NEXT:   cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster [{{%r[0-9]+}}+1024], [{{%rd[0-9]+}}, {{.%r[0-9]+}},[[RANK]]}], [{{%r[0-9]+}}+8], {{%h[0-9]+}};
   ptx.cp_async_bulk_tensor_2d_multicast %base, %map, %c0, %rank, %base, %both, 1024, 8
+  // CHECK-NEXT:    %policy = ptx.createpolicy_evict_first
+  // CHECK-NEXT:    ptx.cp_async_bulk_tensor_2d_multicast_cache_hint %base, %map, %c0, %rank, %base, %both, %policy, 1024, 8
+  // CHECK-NEXT:    ptx.cp_async_bulk_tensor_2d_shared_cluster_global_cache_hint %base, %map, %c0, %rank, %base, %policy, 1024, 8
+  // TEXT-NEXT:   createpolicy.fractional.L2::evict_first.b64 [[POLICY:%rd[0-9]+]];
+  // TEXT-NEXT:   cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster.L2::cache_hint [{{%r[0-9]+}}+1024], [{{%rd[0-9]+}}, {{.%r[0-9]+}},[[RANK]]}], [{{%r[0-9]+}}+8], {{%h[0-9]+}}, [[POLICY]];
+  // TEXT-NEXT:   cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [{{%r[0-9]+}}+1024], [{{%rd[0-9]+}}, {{.%r[0-9]+}},[[RANK]]}], [{{%r[0-9]+}}+8], [[POLICY]];
+  %policy = ptx.createpolicy_evict_first
+  ptx.cp_async_bulk_tensor_2d_multicast_cache_hint %base, %map, %c0, %rank, %base, %both, %policy, 1024, 8
+  ptx.cp_async_bulk_tensor_2d_shared_cluster_global_cache_hint %base, %map, %c0, %rank, %base, %policy, 1024, 8
   // CHECK-NEXT:    ptx.mbarrier_arrive_remote %far, 16
   // TEXT-NEXT:   mbarrier.arrive.shared::cluster.b64 _, {{\[}}[[FAR]]+16];
   ptx.mbarrier_arrive_remote %far, 16
