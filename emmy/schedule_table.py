@@ -21,7 +21,7 @@ class Candidate:
 
     `resident`: CTAs that an SM runs side by side, as far as that decides how many tiles make a wave.
     `least_partial`: it is for hybrid sums whose partials may have so many elements. `least_waves`: for so many waves, of known
-    sizes; `most_k`: for contractions known to be no longer; 0 for any.
+    sizes; `most_k`, `most_m`: for contractions known to be no longer, for results known to have no more rows; 0 for any.
     """
 
     schedule: Schedule
@@ -30,6 +30,7 @@ class Candidate:
     least_partial: int = 0
     least_waves: int = 0
     most_k: int = 0
+    most_m: int = 0
 
 
 def _tiles(
@@ -117,13 +118,14 @@ _LARGE_SHARED_WGMMA = tuple(
 # above), and 120 columns at M = 512 (1.01 to 1.03). One warpgroup whose products stay in flight over an iteration is 1.08 times
 # as fast at 2048 x 512 x 3840 as two CTAs for each tile. Two that take turns hide the store of their results: of many waves
 # that is worth 2 to 8 % (262144 columns), most of it where the card is at its limit of power, and 3 to 10 % where K is short;
-# elsewhere it costs 5 %.
+# elsewhere it costs 5 %. Of few rows 192 columns are 1.02 to 1.04 times as fast as 256.
 _WHOLE_WAVES_WGMMA = (
     Candidate(_warpgroups((128, 240, 64), 4, store_columns=80, carry=1), 1.44),
     Candidate(_warpgroups((128, 240, 64), 3), 1.39),
     Candidate(_warpgroups((128, 120, 64), 6, carry=1), 1.34),
     Candidate(_warpgroups((64, 128, 64), 8, carry=1, raster=4), 1.3),
     Candidate(_warpgroups((64, 256, 64), 4, carry=1, raster=32, consumers=PINGPONG), 1.48, least_waves=60),
+    Candidate(_warpgroups((64, 192, 64), 6, carry=1, consumers=PINGPONG), 1.5, least_waves=60, most_m=512),
     Candidate(_warpgroups((64, 256, 64), 4, carry=1, consumers=PINGPONG), 1.5, least_waves=16, most_k=1024),
 )
 

@@ -318,7 +318,10 @@ def test_a_default_leaves_room_for_two_results():
 @pytest.mark.parametrize(
     ("m", "n", "k", "block", "consumers", "raster"),
     [
-        (512, 262144, 3840, (64, 256, 64), "pingpong", 32),
+        (512, 262144, 3840, (64, 192, 64), "pingpong", 8),
+        (1024, 262144, 3840, (64, 256, 64), "pingpong", 32),
+        (None, 262144, 3840, (128, 256, 64), "cooperative", 8),
+        (512, 512, 3840, (64, 64, 128), "cooperative", 2),
         (4096, 30720, 3840, (128, 192, 64), "cooperative", 8),
         (8192, 8192, 1024, (64, 256, 64), "pingpong", 8),
         (8192, None, 1024, (128, 256, 64), "cooperative", 8),
