@@ -237,8 +237,9 @@ _WARPGROUPS_BESIDE = (
 
 
 def _by_threads(row: ChainRow) -> ChainRow:
-    """The row with copies by `cp.async`: one warp that streams keys has 4.55 TB/s so and 4.08 by TMA at a depth of 256 (H200)."""
-    return replace(row, schedule=replace(row.schedule, transport="cp_async"))
+    """The row with copies by `cp.async`: one warp that streams keys has 4.55 TB/s so and 4.08 by TMA at a depth of 256 (H200).
+    Keys and values are read once, and take no place in the L2 cache from what is read again or has to be written first."""
+    return replace(row, schedule=replace(row.schedule, transport="cp_async", evict="first"))
 
 
 CHAINED_ROWS: dict[str, tuple[ChainRow, ...]] = {
@@ -283,8 +284,10 @@ def choose_chained_schedule(target: Target, chain: Chain, asked: Callable[[Sched
 
 
 def _tried(row: ChainRow, target: Target, chain: Chain, asked: Callable[[Schedule], Schedule]) -> Schedule:
-    """The row with as many stages and keys as are legal."""
+    """The row with as many stages and keys as are legal. What it says of asynchronous copies goes where others are asked for."""
     schedule = row.schedule
+    if asked(schedule).transport == "plain":
+        schedule = replace(schedule, evict="normal")
     rows, most, _ = schedule.block
     most = min(most, NARROW_KEYS) if chain.narrow else most
     tried = [

@@ -10,6 +10,7 @@ from emmy.schedules import Schedule
 
 PLAIN: dict[str, object] = {
     "transport": "auto",
+    "evict": "normal",
     "persistent": 0,
     "splits": 0,
     "store_columns": 0,
