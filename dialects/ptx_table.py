@@ -142,6 +142,7 @@ _MOVES: tuple[tuple[str, str, str, str], ...] = (
     ("ctaid_x", "r", "", "mov.u32 $0, %ctaid.x"),
     ("nctaid_x", "r", "", "mov.u32 $0, %nctaid.x"),
     ("shared_base", "r", "", "mov.u32 $0, smem"),
+    ("lanemask_lt", "r", "", "mov.u32 $0, %lanemask_lt"),
     ("createpolicy_evict_first", "l", "", "createpolicy.fractional.L2::evict_first.b64 $0"),
     ("mov_b32_f32", "f", "r", "mov.b32 $0, $1"),
     ("mov_f32_b32", "r", "f", "mov.b32 $0, $1"),

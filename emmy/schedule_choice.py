@@ -174,7 +174,7 @@ def choose_schedule(target: Target, product: Product) -> Schedule:
     kept, sizes = product.kept(target), product.sizes()
     if kept:
         row = min(kept, key=lambda candidate: timed(candidate.schedule, candidate).time(*sizes, target.sms))
-        return product.complete(row.schedule)
+        return product.complete(_streaming(row.schedule, product, target))
     smallest = product.rows(target)[-1].schedule
     fewer = [product.complete(replace(smallest, stages=stages)) for stages in range(smallest.stages, 0, -1)]
     found = next((schedule for schedule in fewer if product.fits(schedule, target)), None)
@@ -182,6 +182,13 @@ def choose_schedule(target: Target, product: Product) -> Schedule:
     return found or fitted(
         [*rows, smallest], product.asked, lambda one: None if product.fits(one, target) else "it does not fit"
     )
+
+
+def _streaming(schedule: Schedule, product: Product, target: Target) -> Schedule:
+    """The schedule, where all CTAs of warpgroups run at once with operand b given up first by the L2 cache: they read each tile
+    of it at about the same time. Beside an L2 full of what others wrote that is worth 1 to 4 % at 512 rows on an H200."""
+    ctas = product.tiles(schedule) * schedule.split_k
+    return replace(schedule, evict="b") if schedule.atom == WARPGROUP_ATOM and 0 < ctas <= target.sms else schedule
 
 
 def competing_schedules(target: Target, product: Product) -> tuple[Timed, ...]:

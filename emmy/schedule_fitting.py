@@ -10,7 +10,7 @@ from emmy.schedules import Schedule
 
 PLAIN: dict[str, object] = {
     "transport": "auto",
-    "evict": "normal",
+    "evict": "none",
     "persistent": 0,
     "splits": 0,
     "store_columns": 0,

@@ -19,7 +19,7 @@ ORDERS = ("auto", "grid", "heavy", "light")
 MASKS = ("loops", "guard")
 EXPONENTIALS = ("exp2", "exp", "halves")
 SHARES = ("none", "a", "b")
-EVICTIONS = ("normal", "first")
+EVICTIONS = ("none", "b", "both")
 COOPERATIVE, PINGPONG = CONSUMERS = ("cooperative", "pingpong")
 
 WARPGROUP_ATOM = "wgmma"
@@ -107,9 +107,9 @@ class Schedule:
     split_k: CTAs of a cluster that share the contraction of one tile, and add up what they have (`split-k`); 1, 2, 4 or 8.
     share: the operand whose tiles two CTAs of a cluster read together, each a half for both (`share-operands`); `b` for CTAs
     below each other, `a` for those beside each other.
-    evict: when the L2 cache gives up the lines that loops copy (keys, values, operands of a main loop; not what is copied once
-    before a loop): as any other (`normal`), or `first`, before what others left there, where each is read once. It belongs to
-    asynchronous copies: what only loads can move, for want of 4-byte alignment, stays as it is.
+    evict: what the L2 cache gives up before all else of what loops copy: operands `b` of products (keys and values; weights that
+    all CTAs read at about the same time, and nobody after them), or operands a and further tensors as well (`both`). It belongs
+    to asynchronous copies: what only loads can move, for want of 4-byte alignment, stays as it is.
     raster: group size of M tiles in CTA order (1 = row-major).
     fragments: operand fragments in flight (2 = double-buffered).
     epilogue: results leave through shared memory (16-byte rows) or straight from registers.
@@ -158,7 +158,7 @@ class Schedule:
     splits: int = 0
     split_k: int = 1
     share: str = "none"
-    evict: str = "normal"
+    evict: str = "none"
     raster: int = 8
     fragments: int = 2
     epilogue: str = "shared"
@@ -226,7 +226,7 @@ class Schedule:
             )
         if self.atom == WARPGROUP_ATOM and self.stagger:
             return f"atom = {WARPGROUP_ATOM} reads registers that nothing may write meanwhile; use overlap, not stagger"
-        if self.evict != "normal" and self.transport == "plain":
+        if self.evict != "none" and self.transport == "plain":
             return f"evict = {self.evict} belongs to asynchronous copies, and transport is plain; use cp_async or tma"
         if self.overlap and self.roles == "unified":
             return "overlap belongs to roles = specialized"

@@ -114,7 +114,7 @@ class Copies:
         for step in box.map.passes:
             to, from_ = box.shared_address(step), box.addresses.address(step.row, step.column)
             size = self.builder.select(box.in_bounds(step), chunk_bytes, 0, box.here)
-            operands = [to.register, from_.register]
+            operands = [self.apart(to.register) if evict_first else to.register, from_.register]
             if size != chunk_bytes:
                 operands.append(self.builder.register(size))
             if evict_first:
@@ -124,6 +124,16 @@ class Copies:
                 operands.append(self.builder.predicate(guard))
             suffix = ("" if size == chunk_bytes else "_zfill") + CACHE_HINT * evict_first
             self.builder.emit(name + suffix, operands, (to.immediate, from_.immediate))
+
+    def apart(self, address: SSAValue) -> SSAValue:
+        """The same address, which ptxas cannot take for a sum with a register that all lanes share.
+
+        Of 12.9 and 13.0 for sm_90: in such a sum of a `cp.async` with a cache policy it forgets the policy's register, and the
+        instruction is illegal. No lane has bit 31 among those below it, which ptxas does not know.
+        """
+        b = self.builder
+        zero = b.pure("shr_u32", b.pure("lanemask_lt"), 31)
+        return b.pure("xor_b32", address, zero)
 
     def plain_copy(self, view: View, at: TileOffset, field: SharedField, slot: Number, chunk_bytes: int) -> None:
         """Global to shared through registers; elements beyond the view's bounds become zeros."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from xdsl.dialects import scf
 from xdsl.ir import Block, Operation, SSAValue
 
-from emmy.dialects import async_copy
+from emmy.dialects import async_copy, tile
 from emmy.lowering.tile_plan import Plan, hint
 from emmy.lowering.tile_rings import Ring
 from emmy.passes.emitter import Emitter
@@ -49,13 +49,18 @@ class ProducerHalf:
         acquire = emit(async_copy.AcquireOp(self.cursors[ring]))
         self.cursors[ring] = hint(acquire.next, f"{ring.name}_next")
         slot = hint(acquire.slot, f"{ring.name}_slot")
-        first = ring.in_loop and self.plan.schedule.evict == "first"
         for load, name in ring.fields.items():
             indices = [self.values.get(index, index) for index in load.indices]
             view = self.values.get(load.view, load.view)
-            shared = load.shared is not None
+            shared, first = load.shared is not None, ring.in_loop and self.evicted_first(load)
             emit.at(load)(async_copy.CopyOp(view, indices, slot, name, shared=shared, evict_first=first))
         emit(async_copy.CommitOp(slot))
+
+    def evicted_first(self, load: tile.LoadOp) -> bool:
+        """Whether the L2 cache gives up what a loop loads here before all else."""
+        which = self.plan.schedule.evict
+        of_b = any(isinstance(use.operation, tile.DotOp) and use.operation.b is load.result for use in load.result.uses)
+        return which == "both" or (which == "b" and of_b)
 
     def loop(self, op: scf.ForOp, emit: Emitter) -> None:
         """The same loop, carrying the iteration arguments that offsets need and the cursors of the rings inside."""

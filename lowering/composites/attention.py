@@ -9,6 +9,7 @@ The tile program is that of `emmy.lowering.online_softmax`.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from math import prod
 from typing import Any
 
 import ml_dtypes
@@ -334,7 +335,14 @@ class AttentionOp(CompositeOp):
             self._narrow(),
             self.window is not None,
             self.k is self.v and self.table is None and self.starts_q is None,
+            self._streamed(),
         )
+
+    def _streamed(self) -> int | None:
+        """Bytes of keys and values, None for `?`."""
+        shapes = [tensor_type(x).get_shape() for x in dict.fromkeys((self.k, self.v))]
+        known = all(DYNAMIC not in shape for shape in shapes)
+        return sum(prod(shape) for shape in shapes) * _bytes(self.k) if known else None
 
     def _narrow(self) -> bool:
         """Whether the bias has rows, and some tensor's are no whole units of 16 bytes."""

@@ -49,7 +49,7 @@ BOTH: dict[str, Sample] = {
     "persistent": ({}, 1),
     "raster": ({}, 2),
     "fragments": ({}, 1),
-    "evict": ({}, "first"),
+    "evict": ({}, "both"),
     "epilogue": ({}, "direct"),
     "delay": ({}, 2),
     "batches": (THREADS, 2),

@@ -202,16 +202,18 @@ def test_few_rows_split_their_keys(depth: int):
     assert (schedule.block[0], schedule.warps, schedule.transport) == (16, (1, 1), "cp_async")
     assert schedule.splits > 1
     assert problem_of_chain(schedule, HOPPER, chain(depth, 8, 2, False)) is None
-    assert schedule.evict == "first"
+    for streamed, evict in ((1 << 27, "b"), (1 << 28, "none"), (None, "none")):
+        few = replace(chain(depth, 8, 2, False), streamed=streamed)
+        assert choose_chained_schedule(HOPPER, few) == replace(schedule, evict=evict)
 
 
 def test_copies_through_registers_leave_the_row_as_it_is():
     """What belongs to asynchronous copies is not said of them, unless it is asked for."""
     first, plain = (
-        choose_chained_schedule(HOPPER, chain(128, 8, 2, False), partial(replace, **asked))
+        choose_chained_schedule(HOPPER, replace(chain(128, 8, 2, False), streamed=1), partial(replace, **asked))
         for asked in ({}, {"transport": "plain"})
     )
-    assert plain == replace(first, transport="plain", evict="normal")
+    assert plain == replace(first, transport="plain", evict="none")
 
 
 @pytest.mark.parametrize("asked", [{}, {"atom": "m16n8k16"}, {"epilogue": "direct", "store_columns": 0}], ids=str)

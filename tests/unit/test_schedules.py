@@ -338,6 +338,23 @@ def test_rows_for_many_waves_short_contractions_and_whole_waves(m, n, k, block, 
     assert (chosen.block, chosen.consumers, chosen.raster) == (block, consumers, raster)
 
 
+@pytest.mark.parametrize(
+    ("target", "m", "n", "asked", "evict"),
+    [
+        ("sm_90a", 512, 4096, {}, "b"),
+        ("sm_90a", 512, 512, {}, "b"),
+        ("sm_90a", 512, 4096, {"evict": "none"}, "none"),
+        ("sm_90a", 512, 4096, {"atom": "m16n8k16"}, "none"),
+        ("sm_90a", 4096, 4096, {}, "none"),
+        ("sm_90a", None, 4096, {}, "none"),
+        ("sm_120a", 512, 4096, {}, "none"),
+    ],
+)
+def test_operands_that_one_wave_reads_leave_the_cache_first(target, m, n, asked, evict):
+    product = Product(m, n, k=3840, asked=lambda schedule: replace(schedule, **asked))
+    assert choose_schedule(get_target(target), product).evict == evict
+
+
 def test_tma_stores_whole_units_of_32_bytes():
     """120 columns of f16 that lie beside each other are padded to 128: TMA does not store them, and an operand takes room."""
     schedule = Schedule(

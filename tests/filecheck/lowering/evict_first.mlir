@@ -42,7 +42,7 @@
 // PTX:         bra.uni LOOP_
 // PTX-NOT:     cp.async.cg
 
-tile.kernel @k(%a: !tile.view<16x512xf16>, %b: !tile.view<16x512xf16>, %r: !tile.view<16x16xf32>, %c: !tile.view<16x16xf32>) schedule <block = [16, 16, 64], warps = [1, 1], stages = 2, evict = first, epilogue = direct> {
+tile.kernel @k(%a: !tile.view<16x512xf16>, %b: !tile.view<16x512xf16>, %r: !tile.view<16x16xf32>, %c: !tile.view<16x16xf32>) schedule <block = [16, 16, 64], warps = [1, 1], stages = 2, evict = both, epilogue = direct> {
   %c0 = arith.constant 0 : index
   %c64 = arith.constant 64 : index
   %c512 = arith.constant 512 : index
