@@ -6,7 +6,7 @@ by threads, `producer_warps` with specialised roles) is said where `Schedule` de
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any, Literal
 
 from emmy.schedules import SCHEDULE_FIELDS, Schedule
@@ -29,8 +29,8 @@ ABOUT_HYBRID = ("promote", "promotion", "partials")
 ABOUT_LENGTHS = ("order",)
 """Fields about loops that are longer for some tiles than for others: where rows see keys by their positions."""
 
-ABOUT_LOOPS = ("evict",)
-"""Fields about what a kernel copies in loops."""
+COPIED_IN_LOOPS: Mapping[str, str] = {"b": "operands b", "both": "tiles"}
+"""What of a kernel has to be copied in loops for `evict` to say something, by its value."""
 
 ABOUT: Mapping[Products, tuple[tuple[tuple[str, ...], str], ...]] = {
     0: (
@@ -57,12 +57,12 @@ def problem_with_meaning(
     products: Products,
     policy: str = "hybrid",
     lengths_differ: bool = True,
-    copies_in_loops: bool = True,
+    copied_in_loops: Collection[str] = tuple(COPIED_IN_LOOPS),
 ) -> str | None:
     """One sentence about a stated field that says nothing about a kernel, or None.
 
     `policy`: by which its products accumulate. `lengths_differ`: whether its loops may be longer for some tiles than for others.
-    `copies_in_loops`: whether it copies any tile in a loop.
+    `copied_in_loops`: which of `COPIED_IN_LOOPS` it copies in loops.
     """
     whose = "these products accumulate" if products == 2 else "this product accumulates"
     for name, value in stated(schedule):
@@ -73,6 +73,6 @@ def problem_with_meaning(
             return f"{name} belongs to the hybrid policy, and {whose} in {policy}"
         if name in ABOUT_LENGTHS and not lengths_differ:
             return f"{name} = {value} is about tiles whose loops differ in length, and all of these are alike"
-        if name in ABOUT_LOOPS and not copies_in_loops:
-            return f"{name} = {value} is about tiles that are copied in loops, and this kernel copies none so"
+        if name == "evict" and value not in copied_in_loops:
+            return f"{name} = {value} is about {COPIED_IN_LOOPS[value]} that are copied in loops, and this kernel copies none so"
     return None

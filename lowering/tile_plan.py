@@ -24,7 +24,7 @@ from emmy.lowering.tile_rings import (
     unique_name,
     view_name,
 )
-from emmy.schedule_meaning import Products, problem_with_meaning
+from emmy.schedule_meaning import COPIED_IN_LOOPS, Products, problem_with_meaning
 from emmy.schedule_table import ELEMENTWISE_SCHEDULE
 from emmy.schedules import Schedule
 
@@ -98,8 +98,9 @@ def make_plan(kernel: tile.KernelOp, limit: int) -> Plan:
         )
     schedule = kernel.schedule.data
     rings = plan_rings(kernel, schedule.stages, schedule.late_stages or schedule.stages)
-    in_loops = any(ring.in_loop for ring in rings)
-    problem = problem_with_meaning(schedule, products_in_a_row(kernel), policy_of(kernel), copies_in_loops=in_loops)
+    copied = [load for ring in rings if ring.in_loop for load in ring.fields]
+    in_loops = [which for which in COPIED_IN_LOOPS if any(evicted_first(load, which) for load in copied)]
+    problem = problem_with_meaning(schedule, products_in_a_row(kernel), policy_of(kernel), copied_in_loops=in_loops)
     if problem is not None:
         raise EmmyError(f"illegal schedule of kernel @{kernel.sym_name.data}: {problem}", location_of(kernel))
     loops = sum(r.stages * sum(tile_bytes(t) for t in r.field_types.values()) for r in rings)
@@ -125,6 +126,13 @@ def make_plan(kernel: tile.KernelOp, limit: int) -> Plan:
         return Plan(kernel, schedule, rings, outbound, {}, set(), whole_tiles(kernel), copies, staying)
     exchanges, partial = plan_exchanges(kernel, columns, taken), partial_sums(kernel, columns)
     return Plan(kernel, schedule, rings, outbound, exchanges, partial, set(), copies, staying)
+
+
+def evicted_first(load: tile.LoadOp, evict: str) -> bool:
+    """Whether the L2 cache gives up what a loop loads here before all else, by the `evict` of the schedule."""
+    users = (use.operation for use in load.result.uses)
+    of_b = any(isinstance(op, tile.DotOp) and op.b is load.result for op in users)
+    return evict == "both" or (evict == "b" and of_b)
 
 
 def products_in_a_row(kernel: tile.KernelOp) -> Products:

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from xdsl.dialects import scf
 from xdsl.ir import Block, Operation, SSAValue
 
-from emmy.dialects import async_copy, tile
-from emmy.lowering.tile_plan import Plan, hint
+from emmy.dialects import async_copy
+from emmy.lowering.tile_plan import Plan, evicted_first, hint
 from emmy.lowering.tile_rings import Ring
 from emmy.passes.emitter import Emitter
 
@@ -52,15 +52,9 @@ class ProducerHalf:
         for load, name in ring.fields.items():
             indices = [self.values.get(index, index) for index in load.indices]
             view = self.values.get(load.view, load.view)
-            shared, first = load.shared is not None, ring.in_loop and self.evicted_first(load)
+            shared, first = load.shared is not None, ring.in_loop and evicted_first(load, self.plan.schedule.evict)
             emit.at(load)(async_copy.CopyOp(view, indices, slot, name, shared=shared, evict_first=first))
         emit(async_copy.CommitOp(slot))
-
-    def evicted_first(self, load: tile.LoadOp) -> bool:
-        """Whether the L2 cache gives up what a loop loads here before all else."""
-        which = self.plan.schedule.evict
-        of_b = any(isinstance(use.operation, tile.DotOp) and use.operation.b is load.result for use in load.result.uses)
-        return which == "both" or (which == "b" and of_b)
 
     def loop(self, op: scf.ForOp, emit: Emitter) -> None:
         """The same loop, carrying the iteration arguments that offsets need and the cursors of the rings inside."""

@@ -134,6 +134,29 @@ def test_a_kernel_without_loops_is_refused():
     assert found.value.location.line == 1
 
 
+def test_operands_b_that_no_loop_copies_are_refused():
+    """Level 2 may load b once, before the loop over rows of a: `both` is about these, `b` about nothing."""
+    a, b, c = "!tile.view<64x16xf16>", "!tile.view<16x16xf16>", "!tile.view<64x16xf32>"
+    operand, sums = "!tile.tile<16x16xf16>", "!tile.tile<16x16xf32>"
+    kernel = f"""tile.kernel @k(%a: {a}, %b: {b}, %c: {c}) schedule <block = [16, 16, 16], warps = [1, 1], evict = b> {{
+  %c0 = arith.constant 0 : index
+  %c16 = arith.constant 16 : index
+  %c64 = arith.constant 64 : index
+  %y = tile.load %b[%c0, %c0] : {b} -> !tile.tile<16x16xf16>
+  scf.for %i = %c0 to %c64 step %c16 {{
+    %zero = tile.fill 0.0 : f32 : !tile.tile<16x16xf32>
+    %x = tile.load %a[%i, %c0] : {a} -> !tile.tile<16x16xf16>
+    %d = tile.dot %x, %y into %zero transpose_b : ({operand}, {operand}, {sums}) -> {sums}
+    tile.store %d, %c[%i, %c0] : !tile.tile<16x16xf32>, {c}
+  }}
+}}
+"""
+    with pytest.raises(EmmyError, match="kernel @k: evict = b is about operands b that are copied in loops") as found:
+        emmy.compile(kernel, "sm_80")
+    assert found.value.location.line == 1
+    assert HINT in emmy.compile(kernel.replace("evict = b", "evict = both"), "sm_80").ptx
+
+
 WRONG = {
     "3 operands, expected 4 or 5": (", 16, %rd1;", ", 16;"),
     "uses 64": (", 16, %rd1;", ", 16, %r0;"),

@@ -344,6 +344,7 @@ def test_rows_for_many_waves_short_contractions_and_whole_waves(m, n, k, block, 
         ("sm_90a", 512, 4096, {}, "b"),
         ("sm_90a", 512, 512, {}, "b"),
         ("sm_90a", 512, 4096, {"evict": "none"}, "none"),
+        ("sm_90a", 512, 4096, {"block": (64, 64, 64), "warps": (4, 1)}, "none"),  # 512 CTAs
         ("sm_90a", 512, 4096, {"atom": "m16n8k16"}, "none"),
         ("sm_90a", 4096, 4096, {}, "none"),
         ("sm_90a", None, 4096, {}, "none"),
