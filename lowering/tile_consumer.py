@@ -396,11 +396,11 @@ class ConsumerHalf:
             message = f"kernels store tiles of two dimensions, neither of them 1; got {got}{remedy}"
             raise EmmyError(message, location_of(op))
         indices = [self.values.get(index, index) for index in op.indices]
-        out = self.plan.outbound.get(op)
+        out, view = self.plan.outbound.get(op), self.values.get(op.view, op.view)
         if out is None:
             count = len(position)
             moved = [self.moved(i, at, emit) for i, at in zip(indices[-count:], position, strict=True)]
-            emit(mma.StoreGlobalOp(value, op.view, [*indices[:-count], *moved]))
+            emit(mma.StoreGlobalOp(value, view, [*indices[:-count], *moved]))
             return
         for part in range(out.parts):
             acquire = emit(async_copy.AcquireOp(self.cursors[out]))
@@ -414,7 +414,7 @@ class ConsumerHalf:
                 leaving = emit.value(mma.SliceOp(value, (0, part * out.columns), type_))
                 at = [*indices[:-1], self.moved(indices[-1], self.constant(part * out.columns), emit)]
             emit(mma.StoreOp(leaving, slot, out.field, position))
-            emit(async_copy.StoreOp(slot, out.field, op.view, at))
+            emit(async_copy.StoreOp(slot, out.field, view, at))
             emit(async_copy.CommitOp(slot))
 
     def loop(self, op: scf.ForOp, emit: Emitter) -> None:

@@ -125,4 +125,6 @@ class Redo:
         assert isinstance(load, tile.LoadOp)
         first = [self.values.get(index, index) for index in load.indices]
         moved = [emit.value(arith.AddiOp(x, y)) for x, y in zip(first[-2:], at, strict=True)]
-        return emit.value(mma.LoadGlobalOp(load.view, [*first[:-2], *moved], type_, transposed))
+        return emit.value(
+            mma.LoadGlobalOp(self.values.get(load.view, load.view), [*first[:-2], *moved], type_, transposed)
+        )

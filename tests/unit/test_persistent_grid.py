@@ -7,7 +7,8 @@ from unittest.mock import patch
 import numpy as np
 import pytest
 
-from emmy.artefact import EMULATED_SMS, bind, evaluate
+import emmy
+from emmy.artefact import EMULATED_SMS, bind, evaluate, run_on_emulator
 from emmy.dialects import tile
 from emmy.errors import EmmyError
 from emmy.interpreters import host, level2
@@ -112,3 +113,27 @@ def test_multiprocessors_in_a_grid() -> None:
     assert [one.grid for one in bind(entry, [], 132).launches] == [(100, 1, 1)]
     with pytest.raises(EmmyError, match="is no operation"):
         evaluate(["warps"], {}, {})
+
+
+@pytest.mark.parametrize("epilogue", ["shared", "direct"])
+def test_rows_that_a_tile_cuts_out_of_a_result(epilogue: str) -> None:
+    """Packed sequences: each tile makes its views in the loop, and stores to one of them."""
+    q, k, starts = "tensor<1x2x?x16xf16>", "tensor<1x1x?x16xf16>", "tensor<3xi32>"
+    text = (
+        f"func.func @f(%q: {q}, %k: {k}, %v: {k}, %x: {starts}, %y: {starts}) -> {q} {{\n"
+        f"  %o = tensor_op.attention %q, %k, %v scale 0.25 lengths %x, %y : ({q}, {k}, {k}, {starts}, {starts}) -> {q}\n"
+        f"  func.return %o : {q}\n}}\n"
+    )
+    chance = np.random.default_rng(1)
+    tensors = [chance.standard_normal((1, heads, 90, 16)).astype(np.float16) for heads in (2, 1, 1)]
+    arguments = [*tensors, *(np.array([0, middle, 90], np.int32) for middle in (7, 33))]
+    schedule = {"block": (16, 32, 16), "warps": (1, 1), "stages": 1, "epilogue": epilogue}
+    (once,), (staying,) = (
+        run_on_emulator(
+            emmy.compile(text, "sm_80", schedule={**schedule, "persistent": persistent}).portable_artefact,
+            "f",
+            arguments,
+        )[0]
+        for persistent in (0, 1)
+    )
+    np.testing.assert_array_equal(once, staying)
