@@ -1,12 +1,13 @@
-"""Attributes and checks that several dialects share: the elementwise functions' names, reductions, symbolic shapes."""
+"""What several dialects share: the elementwise functions' names, reductions, symbolic shapes, known numbers."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from xdsl.dialects.builtin import DYNAMIC_INDEX, AnyFloat, ArrayAttr, IndexType, IntAttr, i1, i32
+from xdsl.dialects import arith
+from xdsl.dialects.builtin import DYNAMIC_INDEX, AnyFloat, ArrayAttr, IndexType, IntAttr, IntegerAttr, i1, i32
 from xdsl.dialects.utils import EnumAttribute
-from xdsl.ir import Attribute, SpacedOpaqueSyntaxAttribute
+from xdsl.ir import Attribute, SpacedOpaqueSyntaxAttribute, SSAValue
 from xdsl.irdl import irdl_attr_definition
 from xdsl.parser import AttrParser
 from xdsl.printer import Printer
@@ -20,6 +21,14 @@ DYNAMIC = DYNAMIC_INDEX
 
 Index = IndexType()
 """The type of sizes, offsets and counters."""
+
+
+def constant(value: SSAValue) -> int | None:
+    """The integer that an `arith.constant` makes a value, or None."""
+    owner = value.owner
+    if isinstance(owner, arith.ConstantOp) and isinstance(owner.value, IntegerAttr):
+        return owner.value.value.data
+    return None
 
 
 class MapKind(StrEnum):

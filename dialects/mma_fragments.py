@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from math import prod
 from typing import cast
 
-from xdsl.dialects.arith import ConstantOp
 from xdsl.dialects.builtin import ArrayAttr, DenseArrayBase, IndexType, IntAttr, IntegerAttr, StringAttr, UnitAttr, i64
 from xdsl.ir import Attribute, ParametrizedAttribute, SSAValue, TypeAttribute
 from xdsl.irdl import (
@@ -27,7 +26,7 @@ from xdsl.traits import MemoryReadEffect, MemoryWriteEffect, Pure
 from xdsl.utils.exceptions import VerifyException
 
 from emmy.dialects.async_copy_rings import SlotType, find_pipeline, ring_name
-from emmy.dialects.common import Index, int_array, shape_text
+from emmy.dialects.common import Index, constant, int_array, shape_text
 from emmy.dialects.tile_types import TileType, ViewType, check_box
 
 PLACES = ("a", "b", "c")
@@ -183,19 +182,11 @@ def check_field(
         raise VerifyException(f"field '{field}' holds {tile.element_type}, the fragment {fragment.element_type}")
     stored = fragment.get_shape()[::-1] if transposed else fragment.get_shape()
     extents = stored if len(indices) == 2 else (max(stored),)
-    firsts = [_constant(index) for index in indices]
+    firsts = [constant(index) or 0 for index in indices]  # 0 is the least that an unknown one can be
     if not all(0 <= i <= size - extent for i, extent, size in zip(firsts, extents, tile.get_shape(), strict=True)):
         raise VerifyException(
             f"{shape_text(extents)} elements at {firsts} are not all in field '{field}', which has {shape_text(tile.get_shape())}"
         )
-
-
-def _constant(index: SSAValue) -> int:
-    """The number that an index is known to be, or 0, which is the least that it can be."""
-    owner = index.owner
-    if isinstance(owner, ConstantOp) and isinstance(owner.value, IntegerAttr):
-        return owner.value.value.data
-    return 0
 
 
 @irdl_op_definition

@@ -23,8 +23,8 @@ from xdsl.printer import Printer
 from xdsl.traits import Pure
 from xdsl.utils.exceptions import VerifyException
 
-from emmy.dialects.common import DYNAMIC, Index, int_array, parse_int_list, print_int_list, shape_text
-from emmy.dialects.tile_kernels import find_kernel
+from emmy.dialects.common import DYNAMIC, Index, constant, int_array, parse_int_list, print_int_list, shape_text
+from emmy.dialects.tile_kernels import GridOp, find_kernel
 from emmy.dialects.tile_types import ViewType
 
 
@@ -136,11 +136,12 @@ class LaunchOp(IRDLOperation):
         return (self.kernel.root_reference.data,)
 
     def verify_(self) -> None:
-        check_launched(self, self.kernel.root_reference.data, [cast(TensorType[Attribute], a.type) for a in self.args])
+        given = [cast(TensorType[Attribute], a.type) for a in self.args]
+        check_launched(self, self.kernel.root_reference.data, self.ctas, given)
 
 
-def check_launched(op: Operation, name: str, args: Sequence[TensorType[Attribute]]) -> None:
-    """The tensors fit the views of kernel `name`, if it is a `tile.kernel` of the op's module."""
+def check_launched(op: Operation, name: str, ctas: SSAValue, args: Sequence[TensorType[Attribute]]) -> None:
+    """The tensors fit the views of kernel `name`, if it is a `tile.kernel` of the op's module, and CTAs have tiles."""
     module = op
     while (parent := module.parent_op()) is not None:
         module = parent
@@ -155,6 +156,12 @@ def check_launched(op: Operation, name: str, args: Sequence[TensorType[Attribute
         fits = len(tensor.get_shape()) == len(view.get_shape()) and all(t == v or DYNAMIC in (t, v) for t, v in pairs)
         if not fits or tensor.element_type != view.element_type:
             raise VerifyException(f"kernel @{name} takes a {view} here, got a {tensor}")
+    given, grids = constant(ctas), [inner for inner in kernel.block.ops if isinstance(inner, GridOp)]
+    most = grids[0].tiles if grids and grids[0].number is None else None
+    if given is not None and most is not None and given > most:
+        raise VerifyException(
+            f"the tile.grid of kernel @{name} has {most} tile(s), and {given} CTAs are launched: the others would have none"
+        )
 
 
 @irdl_op_definition
@@ -259,12 +266,12 @@ class DispatchOp(IRDLOperation):
         if len(self.transposed.data) != len(self.kernels.data):
             raise VerifyException("dispatch says of each kernel which tensors it gets transposed")
         tensors = [cast(TensorType[Attribute], arg.type) for arg in self.args]
-        for name, positions in zip(self.names, self.get_transposed(), strict=True):
+        for name, ctas, positions in zip(self.names, self.ctas, self.get_transposed(), strict=True):
             for position in positions:
                 if not 0 <= position < len(tensors) or len(tensors[position].get_shape()) < 2:
                     raise VerifyException(f"there is no tensor {position} of rank 2 or more to transpose for @{name}")
             given = [_transposed(tensor) if i in positions else tensor for i, tensor in enumerate(tensors)]
-            check_launched(self, name, given)
+            check_launched(self, name, ctas, given)
 
 
 def _transposed(tensor: TensorType[Attribute]) -> TensorType[Attribute]:

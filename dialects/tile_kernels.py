@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import prod
 from typing import cast
 
 from xdsl.dialects.builtin import (
@@ -45,7 +46,7 @@ from xdsl.traits import (
 )
 from xdsl.utils.exceptions import VerifyException
 
-from emmy.dialects.common import DYNAMIC, Index, shape_text
+from emmy.dialects.common import DYNAMIC, Index, constant, shape_text
 from emmy.dialects.tile_types import ScheduleAttr, TileType, ViewType, check_box
 
 
@@ -209,6 +210,14 @@ class GridOp(IRDLOperation):
     def get_blocks(self) -> tuple[int, ...]:
         """Block sizes in elements."""
         return tuple(int(b) for b in self.blocks.get_values())
+
+    @property
+    def tiles(self) -> int | None:
+        """How many there are, None where some extent is known at run time only."""
+        extents = [constant(extent) for extent in self.extents]
+        if None in extents:
+            return None
+        return prod(-(-(extent or 0) // block) for extent, block in zip(extents, self.get_blocks(), strict=True))
 
     def verify_(self) -> None:
         if len(self.get_blocks()) != len(self.extents) or any(b < 1 for b in self.get_blocks()):

@@ -11,8 +11,7 @@ from xdsl.dialects.builtin import AnyFloat, NoneAttr
 from xdsl.ir import Block, SSAValue
 
 from emmy.dialects import mma, tile
-from emmy.dialects.common import DYNAMIC
-from emmy.passes.constants import constant
+from emmy.dialects.common import DYNAMIC, constant
 
 WIDEST = 16
 """Bytes: the widest vector access."""

@@ -11,9 +11,8 @@ from xdsl.dialects.builtin import DenseArrayBase, i64
 from xdsl.ir import Block, Operation, SSAValue
 
 from emmy.dialects import tile
-from emmy.dialects.common import DYNAMIC
+from emmy.dialects.common import DYNAMIC, constant
 from emmy.passes.alignment import divisor
-from emmy.passes.constants import constant
 
 OVERRUNS = "emmy.overruns"
 """Attribute of a kernel: the arguments whose boxes may pass the end although the size is a multiple of the box's."""

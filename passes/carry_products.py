@@ -14,7 +14,7 @@ from xdsl.traits import is_side_effect_free
 
 from emmy.dialects import async_copy as ac
 from emmy.dialects import mma, tile
-from emmy.passes.constants import constant
+from emmy.dialects.common import constant
 from emmy.passes.emitter import Emitter
 
 

@@ -17,7 +17,7 @@ from xdsl.dialects.builtin import IndexType, IntegerAttr
 from xdsl.ir import Operation, SSAValue
 
 from emmy.dialects import mma
-from emmy.passes.constants import constant
+from emmy.dialects.common import constant
 from emmy.passes.emitter import Emitter
 
 

@@ -12,8 +12,7 @@ from xdsl.ir import Operation, SSAValue
 from xdsl.passes import ModulePass
 
 from emmy.dialects import tile
-from emmy.dialects.common import DYNAMIC, Index
-from emmy.passes.constants import constant
+from emmy.dialects.common import DYNAMIC, Index, constant
 from emmy.passes.emitter import Emitter
 
 Number = int | SSAValue

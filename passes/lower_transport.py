@@ -15,11 +15,11 @@ from xdsl.passes import ModulePass
 from emmy.dialects import async_copy as ac
 from emmy.dialects import mma
 from emmy.dialects.async_copy_rings import ctas_of, ring_name
+from emmy.dialects.common import constant
 from emmy.dialects.tensor_op import EIGHT_BITS
 from emmy.dialects.tile import KernelOp, TileType, ViewType
 from emmy.passes.alignment import vector_bytes
 from emmy.passes.completion import Completion, Need, Way
-from emmy.passes.constants import constant
 from emmy.passes.emitter import Emitter
 from emmy.passes.protocol import PROTOCOL_OPS, fail, pipelines_of, ring_of
 from emmy.passes.tma import copied_bytes, field_bytes, field_of, stands_alone, tma_problem

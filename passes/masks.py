@@ -10,7 +10,7 @@ from xdsl.dialects import arith, scf
 from xdsl.ir import Operation, SSAValue
 
 from emmy.dialects import mma
-from emmy.passes.constants import constant
+from emmy.dialects.common import constant
 from emmy.passes.linear_forms import IndexSums, LinearForm, linear_form
 
 HIDDEN_IS_IDENTITY = "emmy.hidden_is_identity"

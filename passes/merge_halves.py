@@ -16,8 +16,8 @@ from xdsl.ir import Block, Operation, Region, SSAValue
 from emmy.dialects import async_copy as ac
 from emmy.dialects import mma
 from emmy.dialects.async_copy_rings import ring_name
+from emmy.dialects.common import constant
 from emmy.dialects.tile import KernelOp
-from emmy.passes.constants import constant
 from emmy.passes.emitter import Emitter
 from emmy.passes.occupancy import Issue, Plan, Supply, plan_issues
 from emmy.passes.protocol import equivalent, fail, is_cursor, is_inbound, pipelines_of, ring_of, steps

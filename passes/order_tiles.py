@@ -13,8 +13,7 @@ from xdsl.ir import BlockArgument, Operation, SSAValue
 from xdsl.passes import ModulePass
 
 from emmy.dialects import tile
-from emmy.dialects.common import DYNAMIC
-from emmy.passes.constants import constant
+from emmy.dialects.common import DYNAMIC, constant
 from emmy.passes.emitter import Emitter
 from emmy.passes.lower_raster import Arithmetic, Number, known
 from emmy.schedules import Schedule

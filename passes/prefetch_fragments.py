@@ -13,7 +13,7 @@ from xdsl.passes import ModulePass
 from xdsl.traits import is_side_effect_free
 
 from emmy.dialects import async_copy, mma, tile
-from emmy.passes.constants import constant
+from emmy.dialects.common import constant
 from emmy.passes.delay_copies import CP_ASYNC, TMA, is_copy
 from emmy.passes.emitter import Emitter
 

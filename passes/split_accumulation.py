@@ -16,10 +16,10 @@ from xdsl.traits import MemoryEffectKind, get_effects
 
 from emmy.atoms import any_atom
 from emmy.dialects import mma, tile
+from emmy.dialects.common import constant
 from emmy.dialects.tensor_op import partial_sum_type
 from emmy.errors import EmmyError
 from emmy.locations import location_of
-from emmy.passes.constants import constant
 from emmy.passes.emitter import Emitter
 from emmy.schedules import WARPGROUP_ATOM, Schedule
 

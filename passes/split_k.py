@@ -12,9 +12,9 @@ from xdsl.ir import Operation, SSAValue
 from xdsl.passes import ModulePass
 
 from emmy.dialects import tile
+from emmy.dialects.common import constant
 from emmy.errors import EmmyError
 from emmy.locations import location_of
-from emmy.passes.constants import constant
 from emmy.passes.emitter import Emitter
 from emmy.passes.lower_raster import Arithmetic, known
 

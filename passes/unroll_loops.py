@@ -12,8 +12,8 @@ from xdsl.ir import Block, Operation, SSAValue
 from xdsl.passes import ModulePass
 
 from emmy.dialects import async_copy, mma, tile
+from emmy.dialects.common import constant
 from emmy.errors import EmmyError
-from emmy.passes.constants import constant
 from emmy.passes.emitter import Emitter
 
 UNROLLED = "emmy.unrolled"

@@ -9,8 +9,8 @@ from xdsl.ir import Block, Operation, SSAValue
 
 from emmy.dialects import async_copy as ac
 from emmy.dialects.async_copy_rings import ring_name
+from emmy.dialects.common import constant
 from emmy.dialects.tile import KernelOp
-from emmy.passes.constants import constant
 from emmy.passes.emitter import Emitter
 from emmy.passes.lower_raster import Arithmetic, Number
 from emmy.passes.protocol import equivalent, fail, is_inbound, pipelines_of, ring_of, takes_turns

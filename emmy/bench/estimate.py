@@ -32,13 +32,13 @@ START_SECONDS = 6.0
 WARM_UP_CALLS = 3
 
 
-def timed_peers(work: Mapping[str, Any], peers: Sequence[str]) -> int:
-    """How many of the peers can do the work."""
+def timed_peers(work: Mapping[str, Any], peers: Sequence[str]) -> list[str]:
+    """Those of the peers that can do the work."""
     if work.get("kind") != KIND:
         possible = FP8_PEERS if work.get("eight_bits") else ("cublas", "triton", "eager", "compile")
-        return sum(peer in possible for peer in peers)
-    windows, plain = ("flex", "eager", "compile"), ("flash", "cudnn", "eager", "compile")
-    return sum(peer in (windows if work["window"] else plain) for peer in peers)
+    else:
+        possible = (*(("flex",) if work["window"] else ("flash", "cudnn")), "eager", "compile")
+    return [peer for peer in peers if peer in possible]
 
 
 def case_seconds(
@@ -50,7 +50,7 @@ def case_seconds(
     compare = COMPARE_SECONDS + 2 * nbytes / BYTES_PER_SECOND
     seconds = CASE_SECONDS + flops / REFERENCE_RATE + repeats * (launch + compare)
     if time:
-        others = timed_peers(work, peers)
+        others = len(timed_peers(work, peers))
         seconds += (rounds + WARM_UP_CALLS) * ((1 + PEER_SLOWER * others) * launch + (1 + others) * FLUSH_SECONDS)
     return seconds
 

@@ -30,7 +30,7 @@ from emmy.bench.accuracy import accuracy_lines
 from emmy.bench.against import against_lines
 from emmy.bench.cases import Case, load_cases, load_refused
 from emmy.bench.child import Child, ChildFailed
-from emmy.bench.estimate import run_seconds
+from emmy.bench.estimate import run_seconds, timed_peers
 from emmy.bench.fp8 import fp8_lines
 from emmy.bench.gemma4 import gemma_lines
 from emmy.bench.peers import DEFAULT_PEERS, PEERS, START_SECONDS
@@ -192,17 +192,12 @@ def chosen_cases(directory: Path, only: str | None) -> list[Case]:
     return cases
 
 
-def meets(peer: str, case: Case) -> bool:
-    """Whether a peer that has to be compiled can be one of a case: `flex` is for windows only."""
-    return peer != "flex" or "window" in case.name
-
-
 def told_estimate(directory: Path, cases: Sequence[Case], options: Options) -> str:
     """How many cases there are, and how long they will take."""
     peers = [peers_of(case, options) for case in cases]
     seconds = run_seconds(directory, cases, peers, options.repeats, options.rounds, options.check_only)
     timed = [one for one in zip(cases, peers, strict=True) if one[0].time and not options.check_only]
-    made = {name for case, names in timed for name in names if name in START_SECONDS and meets(name, case)}
+    made = {name for case, names in timed for name in timed_peers(case.task or {}, names) if name in START_SECONDS}
     more = f", and what {', '.join(sorted(made))} need to be compiled" if made else ""
     count = "1 case" if len(cases) == 1 else f"{len(cases)} cases"
     return f"{count}, about {seconds:.0f} s{more}"

@@ -176,6 +176,7 @@ READING = (
     # kernels
     Case("a tensor for a view", "tile.kernel @k(%a: tensor<4x4xf16>) {\n}\n", "1:1", "'tile.kernel': kernel arguments are views, got tensor<4x4xf16>"),
     Case("a launch with too few", "func.func @f() {\n  %g = arith.constant 1 : index\n  tile.launch @k[%g] () :\n  func.return\n}\ntile.kernel @k(%a: !tile.view<4x4xf16>) {\n}\n", "3:3", "'tile.launch': kernel @k takes 1 view(s), got 0 tensor(s)"),
+    Case("more CTAs than tiles", "func.func @f(%a: tensor<20x4xf16>) {\n  %g = arith.constant 3 : index\n  tile.launch @k[%g] (%a) : tensor<20x4xf16>\n  func.return\n}\ntile.kernel @k(%a: !tile.view<20x4xf16>) {\n  %c20 = arith.constant 20 : index\n  %m = tile.grid [%c20 by 16] raster 1\n}\n", "3:3", "'tile.launch': the tile.grid of kernel @k has 2 tile(s), and 3 CTAs are launched: the others would have none"),
     Case("a launch with a type too few", "func.func @f() {\n  %g = arith.constant 1 : index\n  tile.launch @k[%g] (%g) :\n  func.return\n}\n", "3:3", "types and operands differ in number: 0 and 1"),
     Case("a fill of another type", "tile.kernel @k() {\n  %z = tile.fill 0.0 : f16 : !tile.tile<4x4xf32>\n}\n", "2:3", "'tile.fill': fill of a tile of f32 wants a value of that type, got f16"),
     Case("an unknown place of a fragment", "tile.kernel @k() {\n  %z = mma.fill 0.0 : f32 : !mma.fragment<16x8xf32, d, m16n8k16>\n}\n", "2:3", "a fragment's place is one of a, b, c, got 'd'"),
