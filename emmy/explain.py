@@ -6,6 +6,7 @@ by its schedule where a product has several, so that they need no room in the IR
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict, fields, replace
 from math import prod
 from typing import Any, cast
@@ -31,10 +32,13 @@ from emmy.locations import location_of
 from emmy.options import Options
 from emmy.passes.timed_schedules import timed_schedules
 from emmy.schedule_choice import UNKNOWN_SIZE
-from emmy.schedule_table import TABLES
+from emmy.schedule_table import TABLES, Candidate
 from emmy.schedules import Schedule
 from emmy.targets import get_target
 from emmy.variants import VARIANTS, schedule_of
+
+BY_SIZES = ("raster", "evict")
+"""Fields of a row that a product's sizes change (`schedule_choice`)."""
 
 Places = dict[tuple[SourceLocation | None, Schedule | None], str]
 
@@ -134,12 +138,7 @@ def _row_of(op: MatmulOp, schedule: Schedule, options: Options, why: str = "") -
     hybrid, eight_bits = policy.policy.data == "hybrid", isinstance(operand, EIGHT_BITS)
     rows = TABLES[eight_bits, partial_sum_type(policy, operand).bitwidth if hybrid else 0][options.target]
     replaced = [name for name, _ in options.schedule]
-    kept = [f.name for f in fields(Schedule) if f.name not in replaced]
-    matching = [
-        number
-        for number, row in enumerate(rows, 1)
-        if all(getattr(row.schedule, name) == getattr(schedule, name) for name in kept)
-    ]
+    matching = _numbers(rows, schedule, replaced) or _numbers(rows, schedule, [*replaced, *BY_SIZES])
     if "block" in replaced:
         text = "options choose the block"
     elif matching:
@@ -152,12 +151,19 @@ def _row_of(op: MatmulOp, schedule: Schedule, options: Options, why: str = "") -
     return text + (f", with {', '.join(replaced)} from options" if replaced else "")
 
 
+def _numbers(rows: Sequence[Candidate], schedule: Schedule, apart: Sequence[str]) -> list[int]:
+    """Numbers of the rows that are a schedule but for some fields."""
+    kept = [f.name for f in fields(Schedule) if f.name not in apart]
+    alike = (all(getattr(row.schedule, name) == getattr(schedule, name) for name in kept) for row in rows)
+    return [number for number, same in enumerate(alike, 1) if same]
+
+
 def _chain_reason(op: CompositeOp, schedule: Schedule, options: Options) -> str:
     """The row of the table of chained products, and what room and options changed."""
     target, replaced = get_target(options.target), [name for name, _ in options.schedule]
     number, row = table_row(target, op.chain(), lambda one: replace(one, **dict(options.schedule)))
     text = f"row {number} of {len(CHAINED_ROWS[target.name])} of the table of chained products of {target.name}"
-    same = [f.name for f in fields(Schedule) if f.name not in (*replaced, "block", "warps", "stages")]
+    same = [f.name for f in fields(Schedule) if f.name not in (*replaced, "block", "warps", "stages", "evict")]
     if any(getattr(schedule, name) != getattr(row.schedule, name) for name in same):
         text = "no row of the table: fields that fit what options say"
     if not replaced and (schedule.block[1], schedule.stages) != (row.schedule.block[1], row.schedule.stages):
