@@ -286,14 +286,17 @@ def choose_chained_schedule(target: Target, chain: Chain, asked: Callable[[Sched
         return schedule
     others = [one for one in CHAINED_ROWS[target.name] if one.most >= max(chain.depth, chain.width)]
     of_atom = [one for one in others if asked(one.schedule).atom == one.schedule.atom and one.rows is None]
-    starts = [_streaming(one.schedule, target, chain, asked) for one in (row, *of_atom)]
-    bases = [replace(one, block=(*one.block[:2], chain.depth)) for one in starts]
+    bases = [replace(one.schedule, block=(*one.schedule.block[:2], chain.depth)) for one in (row, *of_atom)]
     return fitted(bases, asked, lambda one: problem_of_chain(one, target, chain))
 
 
 def _tried(row: ChainRow, target: Target, chain: Chain, asked: Callable[[Schedule], Schedule]) -> Schedule:
-    """The row with as many stages and keys as are legal."""
-    schedule = _streaming(row.schedule, target, chain, asked)
+    """The row with as many stages and keys as are legal. What it says of asynchronous copies goes where others are asked for, or
+    there is more to stream than is worth it."""
+    schedule = row.schedule
+    few = chain.streamed is not None and chain.streamed <= STREAMED_CACHES * target.l2_bytes
+    if not few or asked(schedule).transport == "plain":
+        schedule = replace(schedule, evict="none")
     rows, most, _ = schedule.block
     most = min(most, NARROW_KEYS) if chain.narrow else most
     tried = [
@@ -302,12 +305,6 @@ def _tried(row: ChainRow, target: Target, chain: Chain, asked: Callable[[Schedul
         for stages in range(schedule.stages, 0, -1)
     ]
     return next((one for one in tried if problem_of_chain(one, target, chain) is None), tried[-1])
-
-
-def _streaming(schedule: Schedule, target: Target, chain: Chain, asked: Callable[[Schedule], Schedule]) -> Schedule:
-    """A row's schedule, whose operands b are given up first only where there are few, and copies asynchronous."""
-    few = chain.streamed is not None and chain.streamed <= STREAMED_CACHES * target.l2_bytes
-    return schedule if few and asked(schedule).transport != "plain" else replace(schedule, evict="none")
 
 
 def _split_over(schedule: Schedule, keys: int) -> tuple[int, int]:
