@@ -25,6 +25,9 @@ SPARSE_SIZES = (*(64 * n for n in (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 
 WORTHWHILE = 1.02
 """How many times as long all other kernels take, at a sampled size, where another one is worth compiling."""
 
+PARTIALS_IN_LINE, WIDE_PARTIAL = 4, 128 * 32
+"""Partial sums of a step, and bits of a row of each, from which ptxas serialises products of 8-bit operands (C7512) where K is
+one step: it has the sums side by side there, which in a loop it has not."""
 
 NO_EPILOGUE = Epilogue()
 
@@ -149,8 +152,12 @@ class Product:
         return -(-(self.m or 0) // rows) * -(-(self.n or 0) // columns) * (self.batch or 0)
 
     def spills(self, schedule: Schedule, target: Target) -> bool:
-        """Whether ptxas was seen to spill such a kernel, or one of 16-bit operands with as many bytes."""
+        """Whether ptxas was seen to spill such a kernel, or one of 16-bit operands with as many bytes; or to serialise it."""
         rows, columns, depth = schedule.block
+        one_step = self.k is not None and 0 < self.k <= depth
+        if self.eight_bits and self.partial and schedule.atom == WARPGROUP_ATOM and one_step:
+            if depth // self.partial >= PARTIALS_IN_LINE and columns * self.partial_bits >= WIDE_PARTIAL:
+                return True
         block = (rows, columns, depth // 2 if self.eight_bits else depth)
         return _spills(replace(schedule, block=block), target, 0 if self.eight_bits else self.partial, self.wide)
 

@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 import emmy
+from emmy.assemble import assemble_in_registers, find_tool
 from emmy.errors import EmmyError
 from emmy.ir import make_context, parse_module
 from emmy.layout.shared import shared_layout
@@ -367,3 +368,16 @@ def test_tma_stores_whole_units_of_32_bytes():
     wide = replace(schedule, block=(128, 128, 64))
     assert shared_bytes(schedule, Epilogue(columns_first=True)) == shared_bytes(wide)
     assert shared_bytes(schedule) == shared_bytes(wide) - 6 * 8 * 64 * 2
+
+
+@pytest.mark.skipif(find_tool("ptxas") is None, reason="needs ptxas")
+@pytest.mark.parametrize("partial", ["", ", partial = f16"])
+def test_a_single_step_of_narrow_partial_sums_assembles(partial):
+    """Tiles of 128 columns, or of 256 with sums of f16, are in loops what the table takes; one step of them is serialised."""
+    a, c = "tensor<4096x96xf8E4M3FN>", "tensor<4096x4096xf16>"
+    text = (
+        f"func.func @f(%a: {a}, %b: {a}) -> {c} {{\n"
+        f"  %c = tensor_op.matmul %a, %b transpose_b accumulate<hybrid, max_k = 32{partial}> : ({a}, {a}) -> {c}\n"
+        f"  func.return %c : {c}\n}}\n"
+    )
+    assemble_in_registers(emmy.compile(text, "sm_90a", variants="dense").ptx, "sm_90a")
