@@ -31,14 +31,11 @@ from emmy.errors import SourceLocation
 from emmy.locations import location_of
 from emmy.options import Options
 from emmy.passes.timed_schedules import timed_schedules
-from emmy.schedule_choice import UNKNOWN_SIZE
+from emmy.schedule_choice import BY_SIZES, UNKNOWN_SIZE
 from emmy.schedule_table import TABLES, Candidate
 from emmy.schedules import Schedule
 from emmy.targets import get_target
 from emmy.variants import VARIANTS, schedule_of
-
-BY_SIZES = ("raster", "evict")
-"""Fields of a row that a product's sizes change (`schedule_choice`)."""
 
 Places = dict[tuple[SourceLocation | None, Schedule | None], str]
 

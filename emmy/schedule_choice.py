@@ -25,6 +25,9 @@ SPARSE_SIZES = (*(64 * n for n in (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 
 WORTHWHILE = 1.02
 """How many times as long all other kernels take, at a sampled size, where another one is worth compiling."""
 
+BY_SIZES = ("raster", "evict")
+"""Fields of a row that known sizes of a product change (`Product.complete`, `choose_schedule`)."""
+
 PARTIALS_IN_LINE, WIDE_PARTIAL = 4, 128 * 32
 """Partial sums of a step, and bits of a row of each, from which ptxas serialises products of 8-bit operands (C7512) where K is
 one step: it has the sums side by side there, which in a loop it has not."""
@@ -144,22 +147,31 @@ class Product:
             and self.fits(self.complete(c.schedule), target)
         ]
         # What is asked for may spill in any row; ptxas has the last word on that.
-        return [c for c in legal if not self.spills(self.complete(c.schedule), target)] or legal
+        return [c for c in legal if not self.refused(self.complete(c.schedule), target)] or legal
 
     def tiles(self, schedule: Schedule) -> int:
         """Tiles of the result, 0 where their number is known at run time only."""
         rows, columns, _ = schedule.block
         return -(-(self.m or 0) // rows) * -(-(self.n or 0) // columns) * (self.batch or 0)
 
+    def refused(self, schedule: Schedule, target: Target) -> bool:
+        """Whether ptxas was seen to make nothing of such a kernel that may be run."""
+        return self.serialised(schedule) or self.spills(schedule, target)
+
     def spills(self, schedule: Schedule, target: Target) -> bool:
-        """Whether ptxas was seen to spill such a kernel, or one of 16-bit operands with as many bytes; or to serialise it."""
+        """Whether ptxas was seen to spill such a kernel, or one of 16-bit operands with as many bytes."""
         rows, columns, depth = schedule.block
-        one_step = self.k is not None and 0 < self.k <= depth
-        if self.eight_bits and self.partial and schedule.atom == WARPGROUP_ATOM and one_step:
-            if depth // self.partial >= PARTIALS_IN_LINE and columns * self.partial_bits >= WIDE_PARTIAL:
-                return True
         block = (rows, columns, depth // 2 if self.eight_bits else depth)
         return _spills(replace(schedule, block=block), target, 0 if self.eight_bits else self.partial, self.wide)
+
+    def serialised(self, schedule: Schedule) -> bool:
+        """Whether ptxas was seen to serialise the products of such a kernel."""
+        _, columns, depth = schedule.block
+        if schedule.atom != WARPGROUP_ATOM or not (self.eight_bits and self.partial):
+            return False
+        one_step = self.k is not None and 0 < self.k <= depth
+        many, wide = depth // self.partial >= PARTIALS_IN_LINE, columns * self.partial_bits >= WIDE_PARTIAL
+        return one_step and many and wide
 
     def sizes(self) -> tuple[int, int, int, int]:
         """m, n, batch and k; what is known at run time only is large, but one product is enough for it."""

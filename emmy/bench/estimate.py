@@ -37,7 +37,7 @@ def timed_peers(work: Mapping[str, Any], peers: Sequence[str]) -> list[str]:
     if work.get("kind") != KIND:
         possible = FP8_PEERS if work.get("eight_bits") else ("cublas", "triton", "eager", "compile")
     else:
-        possible = (*(("flex",) if work["window"] else ("flash", "cudnn")), "eager", "compile")
+        possible = ("flex", "eager", "compile") if work["window"] else ("flash", "cudnn", "eager", "compile")
     return [peer for peer in peers if peer in possible]
 
 

@@ -169,7 +169,8 @@ On an H200 (`962_pingpong` of the [measurements](../measurements.md)) it wins wh
 8192 x 8192 with K = 256 has 1.11 to 1.13 of cuBLAS by `block = [64, 256, 64]` with `carry = 1`, where cooperative consumers have
 1.02, and 1.06 instead of 1.04 at K = 1024. It loses at K = 4096, where tiles of 64 rows read more from the L2 cache for each
 product than tiles of 128: 0.94 to 1.01. At 262144 columns it wins 2 to 8 %, most of it where the card is at its limit of power.
-The table has it for known sizes in these two cases: K of 1024 or less in 16 waves of tiles, and 60 waves of any K.
+The table has it for known sizes in these two cases: K of 1024 or less in 16 waves of tiles, and 60 waves of any K, where tiles
+have 192 columns for up to 512 rows (1.02 to 1.04 of those of 256).
 
 ## Products over the end of an iteration
 
